@@ -1,0 +1,136 @@
+"""The two sides of a run, as narrow verbs. Real implementations live in `megatron/` and `sglang/`; `fake.py` holds
+deterministic ones for unit tests, behind the same contract suite. No heavy imports here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlrun.data.types import TokenBatch, TrainBatch
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the trainer ranks meet."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Coordinates of a trainer rank. `reports` is true on the one rank of each data-parallel group (tp 0, cp 0,
+    last pp stage) whose return values count; the others return empty results."""
+
+    rank: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    reports: bool
+
+
+@dataclass(frozen=True)
+class EngineAddress:
+    index: int
+    url: str  # http://host:port
+    tp: int
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """One optimizer step, already summed over all ranks: loss, pg_loss, kl_loss, grad_norm, lr, clip fractions, ..."""
+
+    values: dict[str, float]
+
+
+class TrainBackend(Protocol):
+    """One trainer rank. Every method is collective: all ranks call it, in the same order. Not thread-safe."""
+
+    def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
+        """Joins the process group, builds the model, optimizer and schedule, loads the HF weights in `model_dir`
+        (as policy, and as reference when the plan uses one)."""
+        ...
+
+    def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
+        """Log-probs of every token given its predecessors, [T_i] float32 each, entry 0 is 0, logits divided by
+        batch.temperature. `model` is policy or reference. Empty list on ranks that do not report."""
+        ...
+
+    def train_step(self, batch: TrainBatch) -> TrainMetrics:
+        """Forward, loss, backward, gradient reduction and clipping, AdamW, learning-rate schedule."""
+        ...
+
+    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+        """Opens the weight-sync transport of the plan."""
+        ...
+
+    def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:
+        """Sends the current weights to all engines as `version`; returns bytes and seconds. Raises if an engine
+        refuses, or if the names sent are not the names expected."""
+        ...
+
+    def save(self, directory: str) -> None:
+        """Model, optimizer, LR schedule and RNG state of all ranks, by dist_checkpointing, into an empty folder."""
+        ...
+
+    def load(self, directory: str) -> None:
+        """The inverse of save, also into another parallel layout."""
+        ...
+
+    def export_hf(self, directory: str) -> None:
+        """Hugging Face safetensors + config.json + tokenizer files."""
+        ...
+
+    def digest(self) -> dict[str, str]:
+        """sha256 of this rank's weights, optimizer state, RNG and LR, to compare two runs bit for bit."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """`len(seeds)` samples of one prompt (seeds are None when the rollout is not seeded)."""
+
+    token_ids: tuple[int, ...]
+    seeds: tuple[int | None, ...]
+    temperature: float
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the engine sampled: `token_ids` include the stop token when one ended the sample."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str  # stop | length | abort
+    policy_version: int
+    text: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class RolloutBackend(Protocol):
+    """A client of the running engines (through the router when there is one)."""
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """One Completion for each seed, in order. Retries with a deadline; raises RunFailed when it gives up."""
+        ...
+
+    async def score(self, token_ids: Sequence[int], engine: int) -> list[float]:
+        """Log-probs of token_ids[1:] under one engine at temperature 1 (the canary)."""
+        ...
+
+    async def versions(self) -> list[int]:
+        """Weight version that each engine reports."""
+        ...
+
+    async def close(self) -> None: ...

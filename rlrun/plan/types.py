@@ -1,0 +1,251 @@
+"""What was decided. Frozen, fully resolved, nothing optional that a reader would have to derive; the runtime reads
+only this. Built by `rlrun.plan.build`, drawn by `rlrun.plan.render`, never changed afterwards. No heavy imports: a plan
+is pickled into every Ray actor and written to the run folder as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Architecture in numbers, from the checkpoint's config.json (or `model.architecture` without one)."""
+
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tied_embeddings: bool
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    name: str
+    spec: ModelSpec
+    init: str  # pretrained | random
+    path: str | None  # local directory or Hub id; None when init is random (made in <run_dir>/model)
+    alphabet: str | None
+    dtype: str  # float32 | bfloat16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One GPU (one process on cpu) by its logical number: node * gpus_per_node + index."""
+
+    index: int
+    node: int
+    gpu: int
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The Megatron side. Rank r lives on slots[r]. Ranks are laid out as Megatron does: tp fastest, then cp, dp, pp."""
+
+    slots: tuple[int, ...]
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    backend: str  # gloo | nccl
+    threads: int
+    batching: str  # packed | padded
+    max_tokens_per_gpu: int | None
+    micro_batch_size: int | None
+    recompute: str  # none | full
+    sequence_parallel: bool
+    distributed_optimizer: bool
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    lr: float
+    min_lr: float
+    schedule: str  # constant | linear | cosine
+    warmup_steps: int
+    total_steps: int  # optimizer steps of the whole run
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip_grad: float
+
+
+@dataclass(frozen=True)
+class AlgoPlan:
+    name: str
+    advantage: str
+    normalize_by_std: bool
+    clip_low: float
+    clip_high: float
+    loss_aggregation: str  # token_mean | sequence_mean
+    kl_coef: float
+    kl_estimator: str
+    uses_reference: bool
+    optimizer: OptimizerPlan
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Batch arithmetic of one step of the loop."""
+
+    prompts_per_rollout: int
+    group_size: int
+    samples_per_rollout: int
+    groups_per_step: int
+    samples_per_step: int
+    optimizer_steps_per_rollout: int
+    samples_per_rank: int  # of one optimizer step, when it divides evenly; else the largest share
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One SGLang server."""
+
+    index: int
+    slots: tuple[int, ...]
+    tp: int
+    port: int | None  # None: a free one is picked at start
+    dist_port: int | None
+    threads: int
+    attention_backend: str
+    mem_fraction_static: float | None
+    max_total_tokens: int | None
+    max_running_requests: int
+    cuda_graph: bool
+    log_level: str
+    seeded: bool
+    context_length: int
+
+
+@dataclass(frozen=True)
+class RouterPlan:
+    policy: str
+    port: int | None
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    max_prompt_tokens: int
+    max_response_tokens: int
+    temperature: float
+    stop: tuple[str, ...]
+    seeded: bool
+    request_timeout_s: float
+    max_retries: int
+    max_concurrent_groups: int
+
+
+@dataclass(frozen=True)
+class DatasetPlan:
+    path: str  # absolute
+    prompt_key: str
+    label_key: str | None
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    train: DatasetPlan
+    eval: DatasetPlan | None
+    shuffle: bool
+    system_prompt: str | None
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    function: str
+    arguments: dict[str, Any]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    transport: str  # tensor | distributed
+    backend: str  # value | cuda_ipc | gloo | nccl
+    bucket_bytes: int
+    verify: str  # version | canary
+    total_bytes: int  # one full copy of the weights
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    interval: int
+    before_train: bool
+    samples_per_prompt: int
+    temperature: float
+    max_prompts: int | None
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    interval: int | None
+    keep: int
+    hf_at_end: bool
+
+
+@dataclass(frozen=True)
+class TrackingPlan:
+    uri: str
+    experiment: str
+
+
+@dataclass(frozen=True)
+class TimeoutsPlan:
+    start_s: float
+    generate_s: float
+    train_s: float
+    sync_s: float
+    save_s: float
+
+
+@dataclass(frozen=True)
+class ChangedValue:
+    """A value away from the schema's default, and who set it."""
+
+    key: str
+    default: Any
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    name: str
+    experiment: str | None
+    seed: int
+    num_steps: int
+    stop_after: int | None
+    output_dir: str  # absolute
+    config_hash: str  # 12 hex digits, semantic fields only
+    device: str  # cpu | cuda
+    num_nodes: int
+    gpus_per_node: int
+    placement_mode: str  # colocated | disaggregated
+    slots: tuple[Slot, ...]
+    max_staleness: int
+    model: ModelPlan
+    train: TrainPlan
+    algo: AlgoPlan
+    batch: BatchPlan
+    engines: tuple[EnginePlan, ...]
+    router: RouterPlan | None
+    rollout: RolloutPlan
+    data: DataPlan
+    reward: RewardPlan
+    sync: SyncPlan
+    eval: EvalPlan | None
+    checkpoint: CheckpointPlan
+    tracking: TrackingPlan | None
+    timeouts: TimeoutsPlan
+    changed: tuple[ChangedValue, ...]
+    resolved_config: dict[str, Any]
