@@ -1,0 +1,127 @@
+"""The Ray actors of a run. Each owns one piece of the real thing: a Megatron rank, an SGLang server, the router.
+
+They are thin: everything they do is in `rlrun.backends`. Heavy imports happen inside methods, in the actor's own
+process. A server is a child of its actor and dies with it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from rlrun.backends.base import EngineAddress, RankInfo, Rendezvous, TrainMetrics
+from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.plan.types import EnginePlan, RunPlan
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]
+
+
+def host_address() -> str:
+    """The address other nodes reach this process at; loopback on a one-node run needs no network at all."""
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
+class TrainerActor:
+    """One Megatron rank."""
+
+    def __init__(self, plan: RunPlan, rank: int):
+        self._plan, self._rank = plan, rank
+        self._backend: Any = None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Rank 0 only: where the others meet it."""
+        host = "127.0.0.1" if self._plan.num_nodes == 1 else host_address()
+        return host, free_port()
+
+    def start(self, host: str, port: int, model_dir: str) -> RankInfo:
+        from rlrun.backends.megatron.trainer import MegatronTrainer
+
+        self._backend = MegatronTrainer(self._plan)
+        world = len(self._plan.train.slots)
+        return self._backend.start(Rendezvous(self._rank, world, host, port), model_dir)
+
+    def logprobs(self, batch: TokenBatch, model: str) -> list:
+        return self._backend.logprobs(batch, model)
+
+    def train_step(self, batch: TrainBatch) -> TrainMetrics:
+        return self._backend.train_step(batch)
+
+    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+        self._backend.connect_engines(engines)
+
+    def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:
+        return self._backend.publish(engines, version)
+
+    def save(self, directory: str) -> None:
+        self._backend.save(directory)
+
+    def load(self, directory: str) -> None:
+        self._backend.load(directory)
+
+    def export_hf(self, directory: str) -> None:
+        self._backend.export_hf(directory)
+
+    def digest(self) -> dict[str, str]:
+        return self._backend.digest()
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+
+
+class EngineActor:
+    """Owner of one SGLang server process."""
+
+    def __init__(self, engine: EnginePlan, plan: RunPlan, model_dir: str, log_dir: str, gpu_ids: Sequence[str]):
+        from rlrun.backends.sglang.server import ServerProcess
+
+        if gpu_ids:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
+        self._server = ServerProcess(engine, plan, model_dir, log_dir)
+
+    def start(self, deadline_s: float) -> EngineAddress:
+        self._server.start()
+        self._server.wait_ready(deadline_s)
+        return self._server.address
+
+    def pid(self) -> int:
+        return self._server.pid
+
+    def wait_exit(self) -> str:
+        """Returns, with the reason, once the server is gone; runs beside the other methods."""
+        return self._server.wait_exit()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+class RouterActor:
+    """Owner of the sglang-router process."""
+
+    def __init__(self, plan: RunPlan, log_dir: str):
+        from rlrun.backends.sglang.server import RouterProcess
+
+        assert plan.router is not None
+        self._router = RouterProcess(plan.router, log_dir)
+
+    def start(self, engines: Sequence[EngineAddress], deadline_s: float) -> str:
+        self._router.start(engines)
+        self._router.wait_ready(deadline_s)
+        return self._router.url
+
+    def wait_exit(self) -> str:
+        return self._router.wait_exit()
+
+    def stop(self) -> None:
+        self._router.stop()

@@ -1,0 +1,74 @@
+"""Checkpoints of a whole run: <run_dir>/checkpoints/step_000010/{megatron/, state.json}.
+
+A checkpoint appears under its name only when it is complete: everything is written into a `.tmp` folder, synced, and
+renamed. A crash in the middle leaves the previous one as the latest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+STEP_DIR = re.compile(r"^step_(\d{6,})$")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What the loop needs to go on as if it had never stopped; weights, optimizer, LR and RNG are Megatron's part."""
+
+    step: int
+    policy_version: int
+    optimizer_steps: int
+    source: dict[str, Any]
+    config_hash: str
+    mlflow_run_id: str | None
+
+
+class Saver(Protocol):
+    def save(self, directory: str) -> None: ...
+
+
+class CheckpointStore:
+    def __init__(self, run_dir: str, keep: int):
+        self.directory = os.path.join(run_dir, "checkpoints")
+        self._keep = keep
+
+    def path(self, step: int) -> str:
+        return os.path.join(self.directory, f"step_{step:06d}")
+
+    def steps(self) -> list[int]:
+        """Complete checkpoints, oldest first."""
+        if not os.path.isdir(self.directory):
+            return []
+        return sorted(int(m.group(1)) for m in map(STEP_DIR.match, os.listdir(self.directory)) if m)
+
+    def save(self, state: RunState, trainer: Saver) -> str:
+        final, temporary = self.path(state.step), self.path(state.step) + ".tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.makedirs(os.path.join(temporary, "megatron"))
+        trainer.save(os.path.join(temporary, "megatron"))
+        with open(os.path.join(temporary, "state.json"), "w", encoding="utf-8") as f:
+            json.dump(asdict(state), f, indent=1)
+            f.flush()
+            os.fsync(f.fileno())
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(temporary, final)
+        self._prune()
+        return final
+
+    def latest(self) -> tuple[str, RunState] | None:
+        """Folder and state of the newest complete checkpoint."""
+        steps = self.steps()
+        if not steps:
+            return None
+        path = self.path(steps[-1])
+        with open(os.path.join(path, "state.json"), encoding="utf-8") as f:
+            return path, RunState(**json.load(f))
+
+    def _prune(self) -> None:
+        for step in self.steps()[: -self._keep]:
+            shutil.rmtree(self.path(step), ignore_errors=True)

@@ -1,0 +1,54 @@
+"""Tokenizer, tokenized prompts and the reward function: read before Ray starts, so that a prompt that is too long or a
+reward that does not import is a configuration error, not a failed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.agents.rewards import load_reward
+from rlrun.data.prompts import load_jsonl, tokenize_prompts
+from rlrun.data.types import Prompt
+from rlrun.errors import RlrunError
+from rlrun.plan.types import DatasetPlan, RunPlan
+
+
+@dataclass(frozen=True)
+class Inputs:
+    tokenizer: Any
+    train: list[Prompt]
+    eval: list[Prompt]
+    reward: Callable[[Prompt, str, Any], float]
+
+
+def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
+    """Raises RlrunError with the problems of both datasets together."""
+    tokenizer = load_tokenizer(model_dir)
+    prompts: dict[str, list[Prompt]] = {"train": [], "eval": []}
+    problems = []
+    for name, dataset in (("train", plan.data.train), ("eval", plan.data.eval)):
+        if dataset is not None:
+            try:
+                prompts[name] = _prompts(plan, dataset, tokenizer)
+            except RlrunError as e:
+                problems += e.problems
+    if problems:
+        raise RlrunError(problems)
+    if plan.eval is not None and plan.eval.max_prompts is not None:
+        prompts["eval"] = prompts["eval"][: plan.eval.max_prompts]
+    return Inputs(tokenizer, prompts["train"], prompts["eval"], load_reward(plan.reward.function, plan.reward.arguments))
+
+
+def load_tokenizer(model_dir: str) -> Any:
+    from rlrun.backends.sglang.cpu import install_torchvision_ops
+
+    install_torchvision_ops()
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)
+
+
+def _prompts(plan: RunPlan, dataset: DatasetPlan, tokenizer: Any) -> list[Prompt]:
+    rows = load_jsonl(dataset.path, dataset.prompt_key, dataset.label_key)
+    return tokenize_prompts(rows, tokenizer, plan.data.system_prompt, plan.rollout.max_prompt_tokens)

@@ -1,0 +1,268 @@
+"""The training loop. There is one; `async_mode` only decides how far generation may run ahead, and at
+max_staleness 0 it waits for every publish: synchronous training.
+
+One pass is one step: draw prompts, generate and reward, log-probs, advantages, optimizer steps, publish the new
+weights as policy_version == step, record. The parts it drives (trainer, agent) are protocols, so the same loop runs
+in unit tests without Ray or engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlrun.algos.advantages import ADVANTAGES, zero_variance_groups
+from rlrun.backends.base import TrainMetrics
+from rlrun.data.batching import make_token_batches, make_train_batches, scatter, schedule_step
+from rlrun.data.prompts import PromptSource
+from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch
+from rlrun.errors import RunFailed
+from rlrun.plan.types import RunPlan
+from rlrun.runtime.checkpoint import CheckpointStore, RunState
+from rlrun.runtime.progress import Progress
+from rlrun.tracking.base import Trackers
+
+
+class Trainer(Protocol):
+    """All trainer ranks together; `rlrun.runtime.trainer_group` over Ray, a fake in unit tests."""
+
+    def logprobs(self, batches: Sequence[TokenBatch], model: str = "policy") -> list[list[np.ndarray]]: ...
+    def train_step(self, batches: Sequence[TrainBatch]) -> TrainMetrics: ...
+    def publish(self, version: int) -> dict[str, float]: ...
+    def save(self, directory: str) -> None: ...
+
+
+class Agent(Protocol):
+    """Prompts in, rewarded groups out, in the order of the prompts."""
+
+    async def collect(self, prompts: Sequence[Prompt], *, step: int) -> list[Group]: ...
+
+
+Guard = Callable[[Coroutine[Any, Any, Any], str, float], Coroutine[Any, Any, Any]]
+
+
+@dataclass
+class Run:
+    """A run in progress: the plan, the live parts, and how far it is."""
+
+    plan: RunPlan
+    trainer: Trainer
+    agent: Agent
+    eval_agent: Agent | None
+    source: PromptSource
+    eval_prompts: Sequence[Prompt]
+    tracker: Trackers
+    store: CheckpointStore
+    progress: Progress
+    guard: Guard
+    canary: Callable[[int], float] | None = None
+    mlflow_run_id: str | None = None
+    step: int = 0
+    optimizer_steps: int = 0
+    learned: bool = False
+    last_checkpoint: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        return min(self.plan.num_steps, self.plan.stop_after or self.plan.num_steps)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.progress.phase(self.step + 1, name)
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+
+    def state(self) -> RunState:
+        return RunState(
+            step=self.step,
+            policy_version=self.step,
+            optimizer_steps=self.optimizer_steps,
+            source=self.source.state_dict(),
+            config_hash=self.plan.config_hash,
+            mlflow_run_id=self.mlflow_run_id,
+        )
+
+
+def train(run: Run) -> None:
+    """Runs until the last step of the plan, or `stop_after`. Raises RunFailed; state on disk is then the last save."""
+    publish(run, run.step)
+    if run.step == 0 and run.plan.eval is not None and run.plan.eval.before_train:
+        run.tracker.log(0, evaluate(run))
+    while run.step < run.last_step:
+        began = time.monotonic()
+        run.seconds.clear()
+        step = run.step + 1
+        with run.phase("generate"):
+            groups = generate(run, step)
+        samples = [sample for group in groups for sample in group.samples]
+        with run.phase("logprobs"):
+            old, ref = logprobs(run, samples)
+        with run.phase("train"):
+            metrics = update(run, groups, old, ref)
+        with run.phase("sync"):
+            metrics |= publish(run, step)
+        run.step = step
+        metrics |= rollout_metrics(samples, old, version=step - 1)
+        if _due(run, run.plan.eval.interval if run.plan.eval else None):
+            with run.phase("eval"):
+                metrics |= evaluate(run)
+        if _due(run, run.plan.checkpoint.interval, last=True):
+            with run.phase("save"):
+                run.last_checkpoint = run.store.save(run.state(), run.trainer)
+        metrics |= {f"perf/{name}_s": s for name, s in run.seconds.items()}
+        metrics["perf/step_s"] = time.monotonic() - began
+        tokens = sum(s.response_length for s in samples)
+        metrics["perf/response_tokens_per_s"] = tokens / max(run.seconds["generate"], 1e-9)
+        run.tracker.log(step, metrics)
+        run.progress.step(step, run.last_step, metrics)
+    if not run.learned:
+        raise RunFailed(
+            "training",
+            "no step had a gradient: in every prompt group all rewards were equal",
+            "check the reward function on a few samples, or raise algo.group_size or rollout.temperature",
+        )
+
+
+def _due(run: Run, interval: int | None, last: bool = False) -> bool:
+    """Whether something that happens every `interval` steps (and, if an interval is set or `last`, at the end) is due."""
+    at_end = run.step == run.last_step
+    if interval is None:
+        return last and at_end
+    return run.step % interval == 0 or at_end
+
+
+def generate(run: Run, step: int) -> list[Group]:
+    prompts = run.source.take(run.plan.batch.prompts_per_rollout)
+    deadline = run.plan.timeouts.generate_s
+    groups = asyncio.run(run.guard(run.agent.collect(prompts, step=step), f"generation of step {step}", deadline))
+    versions = {sample.policy_version for group in groups for sample in group.samples}
+    staleness = max(step - 1 - v for v in versions)
+    if staleness > run.plan.max_staleness:
+        raise RunFailed("generation", f"samples of versions {sorted(versions)} in step {step}, expected {step - 1}")
+    return groups
+
+
+def logprobs(run: Run, samples: list[Sample]) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Old (and reference) log-probs [T_i] of every sample, by the trainer, before the update."""
+    schedule = _schedule(run.plan, samples)
+    batches = make_token_batches(samples, schedule, run.plan.rollout.temperature)
+    old = scatter(run.trainer.logprobs(batches, "policy"), schedule, len(samples))
+    ref = None
+    if run.plan.algo.uses_reference:
+        ref = scatter(run.trainer.logprobs(batches, "reference"), schedule, len(samples))
+    return old, ref
+
+
+def _schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
+    return schedule_step(
+        [len(s.tokens) for s in samples],
+        plan.train.dp,
+        batching=plan.train.batching,
+        max_tokens_per_gpu=plan.train.max_tokens_per_gpu,
+        micro_batch_size=plan.train.micro_batch_size,
+    )
+
+
+def update(run: Run, groups: list[Group], old: list[np.ndarray], ref: list[np.ndarray] | None) -> dict[str, float]:
+    """The optimizer steps of one loop step: whole groups, in rollout order, groups_per_step at a time."""
+    plan = run.plan
+    samples = [sample for group in groups for sample in group.samples]
+    # By position, not by prompt_id: at the end of an epoch a prompt may be drawn twice in one step.
+    group_of = np.repeat(np.arange(len(groups)), [len(g.samples) for g in groups])
+    rewards = np.array([s.reward for s in samples])
+    advantages = ADVANTAGES[plan.algo.advantage](rewards, group_of, normalize_by_std=plan.algo.normalize_by_std)
+    steps: list[dict[str, float]] = []
+    for first in range(0, len(groups), plan.batch.groups_per_step):
+        chosen = np.flatnonzero((group_of >= first) & (group_of < first + plan.batch.groups_per_step))
+        steps.append(_optimizer_step(run, samples, advantages, old, ref, chosen))
+    metrics = {f"train/{name}": float(np.mean([s[name] for s in steps])) for name in MEANS if name in steps[0]}
+    metrics["train/lr"] = steps[-1]["lr"]
+    metrics["train/ratio_max"] = max(s["ratio_max"] for s in steps)
+    metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples))
+    metrics["train/optimizer_steps"] = float(run.optimizer_steps)
+    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, group_of) / len(groups)
+    return metrics
+
+
+def _optimizer_step(
+    run: Run,
+    samples: Sequence[Sample],
+    advantages: np.ndarray,
+    old: Sequence[np.ndarray],
+    ref: Sequence[np.ndarray] | None,
+    chosen: np.ndarray,
+) -> dict[str, float]:
+    """One step on the chosen samples; refuses to go on from a loss or gradient that is not a number."""
+    part = [samples[i] for i in chosen]
+    schedule = _schedule(run.plan, part)
+    batches = make_train_batches(
+        part,
+        advantages[chosen],
+        [old[i] for i in chosen],
+        [ref[i] for i in chosen] if ref is not None else None,
+        schedule,
+        run.plan.algo.loss_aggregation,
+        run.plan.rollout.temperature,
+    )
+    values = run.trainer.train_step(batches).values
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(values[name]):
+            raise RunFailed("training", f"{name} is {values[name]} in optimizer step {run.optimizer_steps + 1}")
+    run.optimizer_steps += 1
+    run.learned |= values["grad_norm"] > 0
+    return values
+
+
+MEANS = ("loss", "pg_loss", "kl_loss", "entropy", "pg_clip_fraction", "ppo_kl", "grad_norm")
+
+
+def rollout_metrics(samples: Sequence[Sample], old: Sequence[np.ndarray], version: int) -> dict[str, float]:
+    """What the step's samples look like, and how far the two engines disagree on their log-probs."""
+    rewards = np.array([s.reward for s in samples])
+    lengths = np.array([s.response_length for s in samples])
+    gaps = [np.abs(o - s.rollout_logprobs)[s.loss_mask > 0] for s, o in zip(samples, old, strict=True)]
+    gap = np.concatenate(gaps) if gaps else np.zeros(0)
+    return {
+        "rollout/reward_mean": float(rewards.mean()),
+        "rollout/reward_std": float(rewards.std()),
+        "rollout/reward_max": float(rewards.max()),
+        "rollout/response_tokens_mean": float(lengths.mean()),
+        "rollout/response_tokens_max": float(lengths.max()),
+        "rollout/truncated": float(np.mean([s.finish_reason == "length" for s in samples])),
+        "rollout/aborted": float(np.mean([s.finish_reason == "abort" for s in samples])),
+        "rollout/samples": float(len(samples)),
+        "rollout/staleness_max": float(max(version - s.policy_version for s in samples)),
+        "train/train_rollout_logprob_abs_diff": float(gap.mean()) if gap.size else 0.0,
+        "train/train_rollout_logprob_abs_diff_max": float(gap.max()) if gap.size else 0.0,
+    }
+
+
+def publish(run: Run, version: int) -> dict[str, float]:
+    """The trainer's weights to every engine, as `version`; optionally a canary text scored by both sides."""
+    sent = run.trainer.publish(version)
+    metrics = {"sync/bytes": float(sent["bytes"]), "train/policy_version": float(version)}
+    if run.canary is not None:
+        metrics["sync/canary_abs_diff_max"] = run.canary(version)
+    return metrics
+
+
+def evaluate(run: Run) -> dict[str, float]:
+    assert run.eval_agent is not None
+    work = run.eval_agent.collect(run.eval_prompts, step=run.step)
+    groups = asyncio.run(run.guard(work, f"evaluation after step {run.step}", run.plan.timeouts.generate_s))
+    samples = [sample for group in groups for sample in group.samples]
+    values = {
+        "eval/reward_mean": float(np.mean([s.reward for s in samples])),
+        "eval/response_tokens_mean": float(np.mean([s.response_length for s in samples])),
+    }
+    run.progress.note(f"eval after step {run.step}: reward {values['eval/reward_mean']:.3f} on {len(groups)} prompts")
+    return values

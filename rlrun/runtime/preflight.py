@@ -1,0 +1,124 @@
+"""What only this machine can tell, looked at before Ray starts: are the engines installed, are the GPUs there, can the
+model be had. Problems are gathered and reported together, exit code 2."""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import importlib.util
+import os
+from dataclasses import replace
+
+from rlrun.errors import Problem, RlrunError
+from rlrun.plan.types import RunPlan
+
+NEEDED = {"ray": "ray", "torch": "torch", "megatron.core": "megatron-core", "sglang": "sglang", "transformers": "transformers"}
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what decides results."""
+    found = {}
+    for name in ("rlrun", "torch", "megatron-core", "sglang", "sglang-router", "transformers", "ray", "mlflow"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def check_machine(plan: RunPlan) -> None:
+    """Raises RlrunError with everything this machine lacks for the plan."""
+    problems = []
+    needed = dict(NEEDED)
+    if plan.tracking is not None:
+        needed["mlflow"] = "mlflow"
+    if plan.router is not None:
+        needed["sglang_router"] = "sglang-router"
+    missing = [package for module, package in needed.items() if not _installed(module)]
+    if missing:
+        problems.append(
+            Problem(
+                "engines-not-installed",
+                f"running needs {', '.join(missing)}; this environment can only plan",
+                hint="on a CPU `make setup` in a checkout; on a CUDA machine `pip install 'rlrun[gpu]'`",
+            )
+        )
+    if plan.device == "cuda" and "RAY_ADDRESS" not in os.environ:
+        need, have = len(plan.slots), count_gpus()
+        if need > have:
+            problems.append(
+                Problem(
+                    "too-few-gpus",
+                    f"the plan needs {need} GPUs, this machine shows {have} and RAY_ADDRESS names no cluster",
+                    hint="set RAY_ADDRESS to a Ray cluster, or choose a smaller placement (placement=cpu_1 needs none)",
+                )
+            )
+    if problems:
+        raise RlrunError(problems)
+
+
+def count_gpus() -> int:
+    """GPUs the driver may use, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*"))
+    if visible is None:
+        return present
+    return min(present, len([v for v in visible.split(",") if v.strip() not in ("", "-1")]))
+
+
+def stage_model(plan: RunPlan, run_dir: str) -> str:
+    """Local folder with config.json, weights and tokenizer: made (init=random), found, or fetched from the Hub.
+
+    A folder made for a run is kept, so that a resumed run has the same reference model.
+    """
+    if plan.model.init == "random":
+        from rlrun.data.tiny_model import make_random_model
+
+        assert plan.model.alphabet is not None
+        directory = os.path.join(run_dir, "model")
+        if not os.path.exists(os.path.join(directory, "config.json")):
+            make_random_model(directory, plan.model.spec, plan.model.alphabet, plan.seed, plan.model.dtype)
+        return directory
+    assert plan.model.path is not None
+    if os.path.isdir(os.path.expanduser(plan.model.path)):
+        return os.path.abspath(os.path.expanduser(plan.model.path))
+    directory = _fetch(plan.model.path)
+    _check_fetched(plan, directory)
+    return directory
+
+
+def _fetch(hub_id: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
+    except Exception as e:
+        raise RlrunError(
+            Problem(
+                "model-not-found",
+                f"{hub_id} is neither a folder nor can it be fetched from the Hub ({type(e).__name__})",
+                hint="set model.path to a local folder with config.json and *.safetensors",
+            )
+        ) from e
+
+
+def _check_fetched(plan: RunPlan, directory: str) -> None:
+    """The plan was made from expected values; now the real config.json is here."""
+    from rlrun.plan.model_spec import spec_from_directory
+
+    real = spec_from_directory(directory)
+    if real != replace(plan.model.spec, num_parameters=real.num_parameters):
+        raise RlrunError(
+            Problem(
+                "architecture-mismatch",
+                f"config.json of {plan.model.path} says {real}, the plan was made for {plan.model.spec}",
+                hint="set model.path to the local folder and plan again: it lists each differing field",
+            )
+        )

@@ -1,0 +1,167 @@
+"""How a run ended: summary.json for scripts, a few lines with the next commands for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlrun.errors import RlrunError, RunFailed
+from rlrun.plan.types import RunPlan
+from rlrun.runtime.progress import duration
+from rlrun.tracking.base import RunStatus
+from rlrun.tracking.metrics import REWARD
+
+REWARD_WINDOW = 5
+"""First and last steps whose mean reward is reported."""
+
+
+@dataclass
+class Outcome:
+    plan: RunPlan
+    run_dir: str
+    began: float
+    restored_step: int = 0
+    status: str = "failed"  # finished | stopped | failed | killed
+    exit_code: int = 1
+    step: int = 0
+    startup_s: float | None = None
+    wall_s: float = 0.0
+    checkpoint: str | None = None
+    hf_checkpoint: str | None = None
+    mlflow_run_id: str | None = None
+    error: BaseException | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, status: str, exit_code: int, error: BaseException) -> None:
+        self.status, self.exit_code, self.error = status, exit_code, error
+
+    @property
+    def mlflow_status(self) -> RunStatus:
+        return {"finished": "FINISHED", "stopped": "FINISHED", "killed": "KILLED"}.get(self.status, "FAILED")  # type: ignore[return-value]
+
+
+def read_metrics(run_dir: str) -> list[dict[str, float]]:
+    """Every step of metrics.jsonl; a last line cut by a crash is left out."""
+    path = os.path.join(run_dir, "metrics.jsonl")
+    if not os.path.exists(path):
+        return []
+    rows = []
+    with open(path, encoding="utf-8") as f:
+        for line in f:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def summarise(outcome: Outcome) -> dict[str, Any]:
+    from rlrun.runtime.preflight import versions
+
+    rows = read_metrics(outcome.run_dir)
+    rewards = [row[REWARD] for row in rows if REWARD in row]
+    evals = [row["eval/reward_mean"] for row in rows if "eval/reward_mean" in row]
+    error = outcome.error
+    return {
+        "status": outcome.status,
+        "exit_code": outcome.exit_code,
+        "name": outcome.plan.name,
+        "steps": outcome.step,
+        "num_steps": outcome.plan.num_steps,
+        "resumed_from_step": outcome.restored_step or None,
+        "wall_s": round(outcome.wall_s, 2),
+        "startup_s": round(outcome.startup_s, 2) if outcome.startup_s is not None else None,
+        "reward_window": REWARD_WINDOW,
+        "first_reward_mean": _mean(rewards[:REWARD_WINDOW]),
+        "last_reward_mean": _mean(rewards[-REWARD_WINDOW:]),
+        "eval_reward_first": evals[0] if evals else None,
+        "eval_reward_last": evals[-1] if evals else None,
+        "config_hash": outcome.plan.config_hash,
+        "versions": versions(),
+        "mlflow_uri": outcome.plan.tracking.uri if outcome.plan.tracking else None,
+        "mlflow_run_id": outcome.mlflow_run_id,
+        "checkpoint": outcome.checkpoint,
+        "hf_checkpoint": outcome.hf_checkpoint,
+        "error": None if error is None else {"type": type(error).__name__, "message": str(error)},
+        **outcome.extra,
+    }
+
+
+def write_summary(outcome: Outcome) -> None:
+    path = os.path.join(outcome.run_dir, "summary.json")
+    with open(path + ".tmp", "w", encoding="utf-8") as f:
+        json.dump(summarise(outcome), f, indent=1)
+        f.write("\n")
+    os.replace(path + ".tmp", path)
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """The result on stdout, an error on stderr."""
+    summary = summarise(outcome)
+    run_dir = os.path.relpath(outcome.run_dir)
+    if isinstance(outcome.error, RlrunError):
+        from rlrun.plan.render import render_problems
+
+        print(render_problems(outcome.error.problems, stream=sys.stderr), file=sys.stderr)
+        return
+    if outcome.error is not None:
+        print("\n".join(_error_lines(outcome, run_dir)), file=sys.stderr)
+        return
+    word = {"finished": "Finished", "stopped": "Stopped as asked"}[outcome.status]
+    startup = f" ({duration(outcome.startup_s)} of it start-up)" if outcome.startup_s is not None else ""
+    lines = [f"\n{word}: {outcome.plan.name}, step {outcome.step} of {outcome.plan.num_steps}, {duration(outcome.wall_s)}{startup}"]
+    if summary["first_reward_mean"] is not None:
+        lines.append(
+            f"  reward      {summary['first_reward_mean']:.3f} -> {summary['last_reward_mean']:.3f}"
+            f"   mean of the first and last {REWARD_WINDOW} steps"
+        )
+    if summary["eval_reward_first"] is not None:
+        lines.append(f"  evaluation  {summary['eval_reward_first']:.3f} -> {summary['eval_reward_last']:.3f}")
+    lines.append(f"  run         {run_dir}   summary.json, metrics.jsonl, logs/")
+    if outcome.checkpoint:
+        lines.append(f"  checkpoint  {os.path.relpath(outcome.checkpoint)}")
+    if outcome.hf_checkpoint:
+        lines.append(f"  weights     {os.path.relpath(outcome.hf_checkpoint)}   Hugging Face format")
+    lines += ["Next", *_next_commands(outcome, run_dir)]
+    print("\n".join(lines))
+
+
+def _next_commands(outcome: Outcome, run_dir: str) -> list[str]:
+    commands = []
+    if outcome.status != "finished" and outcome.checkpoint:
+        commands.append(f"  rlrun resume {run_dir}")
+    if outcome.plan.tracking is not None:
+        uri = outcome.plan.tracking.uri
+        if uri.startswith("sqlite:///"):
+            uri = "sqlite:///" + os.path.relpath(uri.removeprefix("sqlite:///"))
+        commands.append(f"  mlflow ui --backend-store-uri {uri}")
+    if outcome.status == "finished":
+        name = outcome.plan.experiment or outcome.plan.name
+        lr = outcome.plan.algo.optimizer.lr
+        commands.append(f"  rlrun -m +experiment={name} algo.lr={lr / 2:g},{lr:g}")
+    return commands
+
+
+def _error_lines(outcome: Outcome, run_dir: str) -> list[str]:
+    error = outcome.error
+    if isinstance(error, KeyboardInterrupt):
+        lines = [f"interrupted at step {outcome.step} of {outcome.plan.num_steps}; every process of the run is ended"]
+    else:
+        assert isinstance(error, RunFailed)
+        lines = [f"error[run-failed]: {error.part}: {error.summary}", f"  while step {outcome.step + 1} of {outcome.plan.num_steps}"]
+    lines.append(f"  run   {run_dir}   logs in {os.path.join(run_dir, 'logs')}")
+    hint = error.hint if isinstance(error, RunFailed) else None
+    if hint:
+        lines += ["", f"hint: {hint}"]
+    if outcome.checkpoint:
+        lines += ["" if not hint else "", f"To go on from the last checkpoint: rlrun resume {run_dir}"]
+    else:
+        lines.append("  no checkpoint was made; nothing to resume")
+    return lines

@@ -1,0 +1,74 @@
+"""All trainer ranks as one object. Batches come one a data-parallel rank; every rank of that dp coordinate gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlrun.backends.base import EngineAddress, RankInfo, TrainMetrics
+from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.plan.types import TimeoutsPlan
+from rlrun.runtime.supervise import Supervisor
+
+
+class TrainerGroup:
+    def __init__(self, actors: Sequence[Any], infos: Sequence[RankInfo], supervisor: Supervisor, timeouts: TimeoutsPlan):
+        self._actors, self._infos = list(actors), list(infos)
+        self._supervisor, self._timeouts = supervisor, timeouts
+        self._engines: list[EngineAddress] = []
+
+    def _call(self, what: str, deadline_s: float, call: Callable[[Any, RankInfo], Any]) -> list[Any]:
+        calls = [(f"trainer rank {i.rank}", call(a, i)) for a, i in zip(self._actors, self._infos, strict=True)]
+        return self._supervisor.wait_all(calls, what, deadline_s)
+
+    def _put(self, batches: Sequence[Any]) -> list[Any]:
+        import ray
+
+        return [ray.put(batch) for batch in batches]
+
+    def logprobs(self, batches: Sequence[TokenBatch], model: str = "policy") -> list[list[np.ndarray]]:
+        """Log-probs [dp][sample] of each data-parallel rank's batch, from the rank that reports."""
+        refs = self._put(batches)
+        results = self._call(
+            f"the log-probs of the {model} model",
+            self._timeouts.train_s,
+            lambda actor, info: actor.logprobs.remote(refs[info.dp], model),
+        )
+        by_dp = {info.dp: result for info, result in zip(self._infos, results, strict=True) if info.reports}
+        return [by_dp[dp] for dp in range(len(batches))]
+
+    def train_step(self, batches: Sequence[TrainBatch]) -> TrainMetrics:
+        refs = self._put(batches)
+        results = self._call(
+            "an optimizer step", self._timeouts.train_s, lambda actor, info: actor.train_step.remote(refs[info.dp])
+        )
+        return results[0]
+
+    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+        self._engines = list(engines)
+        self._call("connecting to the engines", self._timeouts.sync_s, lambda a, _: a.connect_engines.remote(self._engines))
+
+    def publish(self, version: int) -> dict[str, float]:
+        results = self._call(
+            f"the weight sync of version {version}",
+            self._timeouts.sync_s,
+            lambda a, _: a.publish.remote(self._engines, version),
+        )
+        return results[0]
+
+    def save(self, directory: str) -> None:
+        self._call("saving a checkpoint", self._timeouts.save_s, lambda a, _: a.save.remote(directory))
+
+    def load(self, directory: str) -> None:
+        self._call("loading a checkpoint", self._timeouts.save_s, lambda a, _: a.load.remote(directory))
+
+    def export_hf(self, directory: str) -> None:
+        self._call("the Hugging Face export", self._timeouts.save_s, lambda a, _: a.export_hf.remote(directory))
+
+    def digest(self) -> list[dict[str, str]]:
+        return self._call("hashing the state", self._timeouts.save_s, lambda a, _: a.digest.remote())
+
+    def close(self) -> None:
+        self._call("closing", 20.0, lambda a, _: a.close.remote())

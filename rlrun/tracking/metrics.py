@@ -1,0 +1,53 @@
+"""Every metric rlrun logs, with its unit. One vocabulary for MLflow, metrics.jsonl and the progress line.
+
+The step axis of all of them is the loop's step, from 1; evaluation before the first step is at 0.
+"""
+
+from __future__ import annotations
+
+REWARD = "rollout/reward_mean"
+
+METRICS: dict[str, str] = {
+    REWARD: "mean reward of the step's samples",
+    "rollout/reward_std": "standard deviation of the same rewards",
+    "rollout/reward_max": "largest reward of the step",
+    "rollout/zero_variance_groups": "share of prompt groups whose rewards are all equal (they teach nothing), 0..1",
+    "rollout/response_tokens_mean": "mean response length, tokens",
+    "rollout/response_tokens_max": "longest response, tokens",
+    "rollout/truncated": "share of samples ended by max_response_tokens, 0..1",
+    "rollout/aborted": "share of samples the engine aborted (masked out of the loss), 0..1",
+    "rollout/samples": "samples generated in the step",
+    "rollout/staleness_max": "trainer version minus sample version, largest of the step",
+    "train/loss": "total loss, mean over the step's optimizer steps",
+    "train/pg_loss": "clipped surrogate part of the loss",
+    "train/kl_loss": "KL to the reference model, before kl_coef",
+    "train/entropy": "entropy of the policy at the sampled positions, nats",
+    "train/pg_clip_fraction": "share of tokens whose ratio was clipped, 0..1",
+    "train/ppo_kl": "mean of old minus new log-prob",
+    "train/ratio_max": "largest policy ratio of the step",
+    "train/grad_norm": "gradient norm before clipping, mean over the optimizer steps",
+    "train/lr": "learning rate of the last optimizer step",
+    "train/tokens": "tokens in the loss",
+    "train/optimizer_steps": "optimizer steps taken since the run began",
+    "train/train_rollout_logprob_abs_diff": "mean |trainer - engine| log-prob of the sampled tokens, before the update",
+    "train/train_rollout_logprob_abs_diff_max": "largest such difference",
+    "train/policy_version": "version the engines serve after the step",
+    "perf/step_s": "seconds of the whole step",
+    "perf/generate_s": "seconds of generation and rewards",
+    "perf/logprobs_s": "seconds of the log-prob passes",
+    "perf/train_s": "seconds of the optimizer steps",
+    "perf/sync_s": "seconds of the weight sync",
+    "perf/save_s": "seconds of the checkpoint, when one was made",
+    "perf/eval_s": "seconds of the evaluation, when one was made",
+    "perf/response_tokens_per_s": "response tokens generated a second of generation",
+    "sync/bytes": "bytes sent to each engine",
+    "sync/canary_abs_diff_max": "canary: largest engine-trainer log-prob difference on a fixed text",
+    "eval/reward_mean": "mean reward on the evaluation prompts",
+    "eval/response_tokens_mean": "mean response length on the evaluation prompts, tokens",
+}
+
+
+def check_names(values: dict[str, float]) -> None:
+    """An undocumented name is our own mistake."""
+    unknown = sorted(set(values) - set(METRICS))
+    assert not unknown, f"metrics without a description: {unknown}"
