@@ -1,0 +1,98 @@
+"""The plan in SGLang's spelling: command lines and environments of servers and router. Nothing is decided here that a
+user could want to change; the constants below are what was measured to work, with the reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
+
+LAUNCH = ("-m", "rlrun.backends.sglang.launch")
+
+
+def server_command(
+    engine: EnginePlan, plan: RunPlan, model_dir: str, port: int, dist_port: int, host: str = "127.0.0.1"
+) -> list[str]:
+    """Command line of one engine; `dist_port` is where its tensor-parallel ranks meet."""
+    options: dict[str, object] = {
+        "model-path": model_dir,
+        "host": host,
+        "port": port,
+        "dist-init-addr": f"{host}:{dist_port}",
+        "tp-size": engine.tp,
+        "dtype": plan.model.dtype,
+        "device": plan.device,
+        "context-length": engine.context_length,
+        "attention-backend": engine.attention_backend,
+        "sampling-backend": "pytorch",
+        "grammar-backend": "none",  # no constrained decoding
+        "max-running-requests": engine.max_running_requests,
+        "random-seed": plan.seed + engine.index,
+        "log-level": engine.log_level,
+        "log-level-http": "warning",  # else one line a request
+    }
+    flags = ["skip-server-warmup"]
+    if engine.max_total_tokens is not None:
+        options["max-total-tokens"] = engine.max_total_tokens
+    if engine.mem_fraction_static is not None:
+        options["mem-fraction-static"] = engine.mem_fraction_static
+    if not plan.rollout.stop:
+        flags.append("skip-tokenizer-init")  # ids in, ids out: no detokenizer process; stop strings need it
+    if engine.seeded:
+        flags.append("enable-deterministic-inference")
+    if plan.device == "cpu":
+        # The overlap scheduler gains nothing without a GPU; without sleep-on-idle the scheduler polls a whole core.
+        flags += ["disable-overlap-schedule", "sleep-on-idle"]
+        # Only a bound here (the cache has max-total-tokens); SGLang's own estimate can come out negative.
+        options["mem-fraction-static"] = 0.5
+        # Only the triton and flashinfer backends keep chunks aligned, so a seeded prompt is prefilled in one piece.
+        if engine.seeded:
+            options["chunked-prefill-size"] = -1
+    elif not engine.cuda_graph:
+        flags += ["disable-cuda-graph", "disable-piecewise-cuda-graph"]
+    command = [sys.executable, *LAUNCH, "server"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    return command + [f"--{name}" for name in flags]
+
+
+def server_env(engine: EnginePlan, plan: RunPlan, base: Mapping[str, str]) -> dict[str, str]:
+    """Environment of one engine: `base` (usually os.environ) with our settings on top."""
+    env = dict(base)
+    env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+    if plan.device == "cpu":
+        env.update(
+            CUDA_VISIBLE_DEVICES="",
+            SGLANG_USE_CPU_ENGINE="1",
+            OMP_NUM_THREADS=str(engine.threads),
+            MKL_NUM_THREADS=str(engine.threads),
+        )
+        if engine.tp > 1:  # SGLang insists on one entry a rank; nothing is bound without AMX
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(engine.tp))
+    else:
+        slots = [plan.slots[index] for index in engine.slots]
+        assert len({slot.node for slot in slots}) == 1, f"engine {engine.index} spans nodes"
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot.gpu) for slot in slots)
+    return env
+
+
+def router_command(router: RouterPlan, port: int, host: str, metrics_port: int) -> list[str]:
+    """Command line of sglang-router, without workers: they are added over HTTP when they are up."""
+    options = {
+        "host": host,
+        "port": port,
+        "policy": router.policy,
+        "prometheus-port": metrics_port,
+        "prometheus-host": "127.0.0.1",
+        "log-level": "warn",
+        # On the defaults 32 requests took 60 s after a worker had died; with these, 0.3 s.
+        "health-check-interval-secs": 2,
+        "health-check-timeout-secs": 2,
+        "health-failure-threshold": 2,
+        "retry-max-backoff-ms": 500,
+    }
+    command = [sys.executable, *LAUNCH, "router"]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    return command

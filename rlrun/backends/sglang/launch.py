@@ -1,0 +1,52 @@
+"""`python -m rlrun.backends.sglang.launch server|router ...`: starts one SGLang server, or the router, in this process.
+
+The arguments after the first word are SGLang's own. The top level runs again in every process that SGLang spawns
+(multiprocessing imports the main module anew there), which is how the CPU shim and the sampling hooks reach the
+scheduler without a change to the environment or to site-packages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rlrun.backends.sglang.owner import die_with_owner
+
+if __name__ == "__main__":
+    die_with_owner()
+
+IS_SERVER = len(sys.argv) > 1 and sys.argv[1] == "server"
+ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+
+if IS_SERVER and ON_CPU and __name__ in ("__main__", "__mp_main__"):
+    from rlrun.backends.sglang.cpu import install_torchvision_ops
+
+    install_torchvision_ops()  # before anything imports sglang
+
+    from rlrun.backends.sglang.seeded import register_cpu_hooks
+
+    register_cpu_hooks()
+
+
+def main(argv: list[str]) -> None:
+    what, arguments = argv[0], argv[1:]
+    if what == "router":
+        from sglang_router.launch_router import launch_router, parse_router_args
+
+        launch_router(parse_router_args(arguments))
+        return
+    assert what == "server", what
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    try:
+        run_server(prepare_server_args(arguments))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,236 @@
+"""Processes that the run owns: SGLang servers and the router. Started, awaited, stopped; nothing is left behind.
+
+A process leads its own session and process group, so that stopping it takes its children along, and dies with its
+owner (`owner.py`). It fails early and with the end of its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlrun.backends.base import EngineAddress
+from rlrun.backends.sglang.args import router_command, server_command, server_env
+from rlrun.backends.sglang.owner import OWNER_FD
+from rlrun.errors import RunFailed
+from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
+
+POLL_S = 0.1
+LOG_TAIL_LINES = 25
+
+
+class OwnedProcess:
+    """One process group with a log file. Subclasses say what to run."""
+
+    def __init__(self, name: str, log_path: Path):
+        self.name = name
+        self.log_path = log_path
+        self.pid: int | None = None
+        self._process: subprocess.Popen | None = None
+        self._owner_fd: int | None = None
+
+    def spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
+        """Starts `command` in a session of its own, stdout and stderr into the log file."""
+        assert self._process is None, f"{self.name} was started twice"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        read_end, self._owner_fd = os.pipe()
+        try:
+            with open(self.log_path, "ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**env, OWNER_FD: str(read_end)},
+                    start_new_session=True,
+                    pass_fds=(read_end,),
+                )
+        finally:
+            os.close(read_end)
+        self.pid = self._process.pid
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, deadline_s: float = 10.0) -> None:
+        """SIGTERM to the whole group, SIGKILL to what is left at the deadline. Returns when the group is empty."""
+        if self._process is None:
+            return
+        end = time.monotonic() + deadline_s
+        self._signal(signal.SIGTERM)
+        while self._group_exists() and time.monotonic() < end:
+            time.sleep(POLL_S)
+        self._signal(signal.SIGKILL)
+        end = time.monotonic() + 10.0
+        while self._group_exists():
+            if time.monotonic() > end:
+                raise RunFailed(self.name, f"process group {self.pid} survives SIGKILL", "look at it with ps")
+            time.sleep(POLL_S)
+        if self._owner_fd is not None:
+            os.close(self._owner_fd)
+            self._owner_fd = None
+
+    def require_alive(self, doing: str) -> None:
+        """Raises RunFailed with the end of the log when the process has ended."""
+        if self.alive():
+            return
+        assert self._process is not None, f"{self.name} was not started"
+        tail = log_tail(self.log_path)
+        in_use = "address already in use" in tail.lower() or "port is already in use" in tail.lower()
+        summary = f"ended with code {self._process.returncode} {doing}"
+        if in_use:
+            summary += ": its port is in use"
+        hint = "set rollout.port to a free port, or to null" if in_use else f"see {self.log_path}"
+        raise RunFailed(self.name, f"{summary}; the end of its log:\n{tail}", hint)
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def _group_exists(self) -> bool:
+        self._process.poll()  # reaps the leader
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+class ServerProcess(OwnedProcess):
+    """One SGLang server, as the plan says."""
+
+    def __init__(self, engine: EnginePlan, plan: RunPlan, model_dir: str, log_dir: str, host: str = "127.0.0.1"):
+        super().__init__(f"engine {engine.index}", Path(log_dir) / f"engine_{engine.index}.log")
+        self._engine, self._plan, self._model_dir, self._host = engine, plan, model_dir, host
+        self._port: int | None = None
+
+    @property
+    def address(self) -> EngineAddress:
+        assert self._port is not None, "an engine has an address once it is started"
+        return EngineAddress(self._engine.index, f"http://{self._host}:{self._port}", self._engine.tp)
+
+    def start(self) -> None:
+        """Starts the process and returns at once."""
+        self._port = choose_port(self._engine.port, self._host, self.name)
+        dist_port = choose_port(self._engine.dist_port, self._host, self.name)
+        command = server_command(self._engine, self._plan, self._model_dir, self._port, dist_port, self._host)
+        self.spawn(command, server_env(self._engine, self._plan, os.environ))
+
+    def wait_ready(self, deadline_s: float) -> EngineAddress:
+        """Returns when /health answers. Raises RunFailed when the process ends or the deadline passes."""
+        _wait_until(self, lambda: http_status(f"{self.address.url}/health") == 200, deadline_s, "while starting")
+        return self.address
+
+
+class RouterProcess(OwnedProcess):
+    """sglang-router in front of several engines."""
+
+    def __init__(self, router: RouterPlan, log_dir: str, host: str = "127.0.0.1"):
+        super().__init__("router", Path(log_dir) / "router.log")
+        self._router, self._host = router, host
+        self.url: str | None = None
+
+    def start(self) -> None:
+        """Starts the router without workers and returns at once."""
+        port = choose_port(self._router.port, self._host, self.name)
+        self.url = f"http://{self._host}:{port}"
+        metrics_port = choose_port(None, "127.0.0.1", self.name)
+        self.spawn(router_command(self._router, port, self._host, metrics_port), dict(os.environ))
+
+    def add_workers(self, engines: Sequence[EngineAddress], deadline_s: float) -> str:
+        """Adds the engines and returns the router's URL when it calls every one of them healthy."""
+        end = time.monotonic() + deadline_s
+        _wait_until(self, lambda: http_status(f"{self.url}/liveness") == 200, deadline_s, "while starting")
+        for engine in engines:
+            http_json(f"{self.url}/workers", {"url": engine.url})
+        wanted = {engine.url for engine in engines}
+        _wait_until(self, lambda: wanted <= self.healthy(), end - time.monotonic(), "while adding the engines")
+        return self.url
+
+    def healthy(self) -> set[str]:
+        """URLs of the workers that the router would send requests to."""
+        return {w["url"] for w in http_json(f"{self.url}/workers")["workers"] if w["is_healthy"]}
+
+
+def choose_port(wanted: int | None, host: str, part: str) -> int:
+    """`wanted` if it is free, or a free port when None. Raises RunFailed when it is taken.
+
+    Free ports are drawn below the kernel's ephemeral range: a server binds its port at the end of its start-up, and
+    in the meantime any outgoing connection could have been given an ephemeral one.
+    """
+    if wanted is not None:
+        if not _is_free(wanted, host):
+            raise RunFailed(part, f"port {wanted} is in use", "set rollout.port to a free port, or to null")
+        return wanted
+    ports = list(range(20_000, _first_ephemeral_port()))
+    random.SystemRandom().shuffle(ports)
+    for port in ports:
+        if _is_free(port, host):
+            return port
+    raise RunFailed(part, f"no free port on {host} in 20000..{_first_ephemeral_port() - 1}")
+
+
+def _first_ephemeral_port() -> int:
+    path = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(path.read_text().split()[0]) if path.exists() else 32_768
+    return first if first > 21_000 else 32_768
+
+
+def _is_free(port: int, host: str) -> bool:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _wait_until(process: OwnedProcess, ready, deadline_s: float, doing: str) -> None:
+    end = time.monotonic() + deadline_s
+    while True:
+        process.require_alive(doing)
+        if ready():
+            return
+        if time.monotonic() > end:
+            tail = log_tail(process.log_path)
+            raise RunFailed(process.name, f"not ready after {deadline_s:.0f} s; the end of its log:\n{tail}",
+                            f"raise timeouts.start_s, or see {process.log_path}")
+        time.sleep(POLL_S)
+
+
+def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+    if not path.exists():
+        return ""
+    with open(path, "rb") as f:
+        f.seek(max(0, path.stat().st_size - 64_000))
+        return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def http_status(url: str) -> int | None:
+    """Status of a GET, None when nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status
+    except urllib.error.HTTPError as e:
+        return e.code
+    except OSError:
+        return None
+
+
+def http_json(url: str, body: dict | None = None, timeout_s: float = 10.0) -> dict:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        return json.loads(response.read())
