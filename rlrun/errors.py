@@ -46,6 +46,9 @@ class RlrunError(Exception):
         assert self.problems, "an RlrunError without a problem"
         super().__init__("; ".join(f"{p.code}: {p.summary}" for p in self.problems))
 
+    def __reduce__(self):  # crosses Ray actor boundaries
+        return (type(self), (self.problems,))
+
 
 class RunFailed(Exception):
     """A run that had started and broke (exit code 1): which part, doing what, why, and what to read next."""

@@ -59,7 +59,8 @@ class Cluster:
 
     def _start_ray(self) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        # The supervisor reports failures, once; Ray would print each again at shutdown.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
         import ray
 
