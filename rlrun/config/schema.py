@@ -270,6 +270,9 @@ class CheckpointConfig(Section):
     """Newest checkpoints kept."""
     hf_at_end: bool = True
     """Also write the final weights as a Hugging Face checkpoint."""
+    digest: bool = False
+    """Write sha256 of every rank's weights, optimizer, random and learning-rate state beside each checkpoint, to compare
+    two runs bit for bit. Reads all state once, so slow on large models."""
 
 
 class TrackingConfig(Section):

@@ -191,6 +191,7 @@ class CheckpointPlan:
     interval: int | None
     keep: int
     hf_at_end: bool
+    digest: bool
 
 
 @dataclass(frozen=True)

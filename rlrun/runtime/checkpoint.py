@@ -30,12 +30,20 @@ class RunState:
 
 class Saver(Protocol):
     def save(self, directory: str) -> None: ...
+    def digest(self) -> list[dict[str, str]]: ...
+
+
+def _write_json(path: str, value: Any) -> None:
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(value, f, indent=1)
+        f.flush()
+        os.fsync(f.fileno())
 
 
 class CheckpointStore:
-    def __init__(self, run_dir: str, keep: int):
+    def __init__(self, run_dir: str, keep: int, digest: bool = False):
         self.directory = os.path.join(run_dir, "checkpoints")
-        self._keep = keep
+        self._keep, self._digest = keep, digest
 
     def path(self, step: int) -> str:
         return os.path.join(self.directory, f"step_{step:06d}")
@@ -51,10 +59,9 @@ class CheckpointStore:
         shutil.rmtree(temporary, ignore_errors=True)
         os.makedirs(os.path.join(temporary, "megatron"))
         trainer.save(os.path.join(temporary, "megatron"))
-        with open(os.path.join(temporary, "state.json"), "w", encoding="utf-8") as f:
-            json.dump(asdict(state), f, indent=1)
-            f.flush()
-            os.fsync(f.fileno())
+        if self._digest:
+            _write_json(os.path.join(temporary, "digest.json"), trainer.digest())
+        _write_json(os.path.join(temporary, "state.json"), asdict(state))
         shutil.rmtree(final, ignore_errors=True)
         os.rename(temporary, final)
         self._prune()

@@ -135,7 +135,7 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
     with Cluster(plan, model_dir, start.run_dir, progress.note) as cluster:
         trackers, mlflow_run_id = tracking.result()
         outcome.mlflow_run_id = mlflow_run_id
-        store = CheckpointStore(start.run_dir, plan.checkpoint.keep)
+        store = CheckpointStore(start.run_dir, plan.checkpoint.keep, plan.checkpoint.digest)
         run_ = assemble(plan, cluster, inputs, trackers, store, progress, mlflow_run_id)
         outcome.startup_s = time.time() - outcome.began
         cluster.trainer.connect_engines(cluster.engines)
