@@ -6,7 +6,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from rlrun.errors import RunFailed
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
+
+INITIAL_VERSION = 0
+"""Weight version of the checkpoint that a server loads at start."""
 
 LAUNCH = ("-m", "rlrun.backends.sglang.launch")
 
@@ -29,6 +33,7 @@ def server_command(
         "grammar-backend": "none",  # no constrained decoding
         "max-running-requests": engine.max_running_requests,
         "random-seed": plan.seed + engine.index,
+        "weight-version": INITIAL_VERSION,
         "log-level": engine.log_level,
         "log-level-http": "warning",  # else one line a request
     }
@@ -37,8 +42,6 @@ def server_command(
         options["max-total-tokens"] = engine.max_total_tokens
     if engine.mem_fraction_static is not None:
         options["mem-fraction-static"] = engine.mem_fraction_static
-    if not plan.rollout.stop:
-        flags.append("skip-tokenizer-init")  # ids in, ids out: no detokenizer process; stop strings need it
     if engine.seeded:
         flags.append("enable-deterministic-inference")
     if plan.device == "cpu":
@@ -71,10 +74,27 @@ def server_env(engine: EnginePlan, plan: RunPlan, base: Mapping[str, str]) -> di
         if engine.tp > 1:  # SGLang insists on one entry a rank; nothing is bound without AMX
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(engine.tp))
     else:
-        slots = [plan.slots[index] for index in engine.slots]
-        assert len({slot.node for slot in slots}) == 1, f"engine {engine.index} spans nodes"
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot.gpu) for slot in slots)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in visible_gpus(engine, plan))
     return env
+
+
+def visible_gpus(engine: EnginePlan, plan: RunPlan) -> list[int]:
+    """GPUs of the engine's node that it may see: its own first, in rank order, and for CUDA IPC also that of trainer
+    rank 0, whose memory it reads at weight sync. Raises RunFailed when that one is on another node."""
+    slots = [plan.slots[index] for index in engine.slots]
+    assert len({slot.node for slot in slots}) == 1, f"engine {engine.index} spans nodes"
+    gpus = [slot.gpu for slot in slots]
+    if plan.sync.backend == "cuda_ipc":
+        trainer = plan.slots[plan.train.slots[0]]
+        if trainer.node != slots[0].node:
+            raise RunFailed(
+                f"engine {engine.index}",
+                f"is on node {slots[0].node}, trainer rank 0 on node {trainer.node}: CUDA IPC does not cross nodes",
+                "set weight_sync.transport=distributed",
+            )
+        if trainer.gpu not in gpus:
+            gpus.append(trainer.gpu)
+    return gpus
 
 
 def router_command(router: RouterPlan, port: int, host: str, metrics_port: int) -> list[str]:

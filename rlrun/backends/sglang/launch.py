@@ -7,6 +7,7 @@ scheduler without a change to the environment or to site-packages.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -31,9 +32,7 @@ if IS_SERVER and ON_CPU and __name__ in ("__main__", "__mp_main__"):
 def main(argv: list[str]) -> None:
     what, arguments = argv[0], argv[1:]
     if what == "router":
-        from sglang_router.launch_router import launch_router, parse_router_args
-
-        launch_router(parse_router_args(arguments))
+        _route(arguments)
         return
     assert what == "server", what
     from sglang.launch_server import run_server
@@ -46,6 +45,16 @@ def main(argv: list[str]) -> None:
         run_server(prepare_server_args(arguments))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _route(arguments: list[str]) -> None:
+    # Not sglang_router.launch_router: it imports all of sglang, for the mini load balancer.
+    from sglang_router.router import Router
+    from sglang_router.router_args import RouterArgs
+
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser, use_router_prefix=False)
+    Router.from_args(RouterArgs.from_cli_args(parser.parse_args(arguments), use_router_prefix=False)).start()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rlrun.errors import RunFailed
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
 
 POLL_S = 0.1
+STOP_DEADLINE_S = 20.0
 LOG_TAIL_LINES = 25
 
 
@@ -61,20 +62,20 @@ class OwnedProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def stop(self, deadline_s: float = 10.0) -> None:
-        """SIGTERM to the whole group, SIGKILL to what is left at the deadline. Returns when the group is empty."""
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Ends the whole process group and returns when it is empty.
+
+        With `grace_s`, SIGTERM first and SIGKILL when that time is over. SGLang has nothing to save, spends 6 s on
+        SIGTERM and has hung there, so the default is SIGKILL at once, which is also how its own shutdown ends.
+        """
         if self._process is None:
             return
-        end = time.monotonic() + deadline_s
-        self._signal(signal.SIGTERM)
-        while self._group_exists() and time.monotonic() < end:
-            time.sleep(POLL_S)
+        if grace_s > 0:
+            self._signal(signal.SIGTERM)
+            self._await_empty_group(grace_s)
         self._signal(signal.SIGKILL)
-        end = time.monotonic() + 10.0
-        while self._group_exists():
-            if time.monotonic() > end:
-                raise RunFailed(self.name, f"process group {self.pid} survives SIGKILL", "look at it with ps")
-            time.sleep(POLL_S)
+        if not self._await_empty_group(STOP_DEADLINE_S):
+            raise RunFailed(self.name, f"process group {self.pid} survives SIGKILL", "look at it with ps")
         if self._owner_fd is not None:
             os.close(self._owner_fd)
             self._owner_fd = None
@@ -98,13 +99,17 @@ class OwnedProcess:
         except ProcessLookupError:
             pass
 
-    def _group_exists(self) -> bool:
-        self._process.poll()  # reaps the leader
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+    def _await_empty_group(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while True:
+            self._process.poll()  # reaps the leader
+            try:
+                os.killpg(self.pid, 0)
+            except ProcessLookupError:
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_S)
 
 
 class ServerProcess(OwnedProcess):
@@ -205,8 +210,11 @@ def _wait_until(process: OwnedProcess, ready, deadline_s: float, doing: str) -> 
             return
         if time.monotonic() > end:
             tail = log_tail(process.log_path)
-            raise RunFailed(process.name, f"not ready after {deadline_s:.0f} s; the end of its log:\n{tail}",
-                            f"raise timeouts.start_s, or see {process.log_path}")
+            raise RunFailed(
+                process.name,
+                f"not ready after {deadline_s:.0f} s {doing}; the end of its log:\n{tail}",
+                f"raise timeouts.start_s, or see {process.log_path}",
+            )
         time.sleep(POLL_S)
 
 
