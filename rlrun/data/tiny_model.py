@@ -44,9 +44,7 @@ def make_random_model(directory: str, spec: ModelSpec, alphabet: str, seed: int,
     weights = {name: torch.from_numpy(array).to(torch_dtype) for name, array in _weights(spec, seed)}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     _write_json(path / "config.json", _config(spec, dtype))
-    _write_json(
-        path / "generation_config.json", {"eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "do_sample": True}
-    )
+    _write_json(path / "generation_config.json", {"eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "do_sample": True})
     _write_tokenizer(path, alphabet)
 
 

@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def bucketize(
-    named_tensors: Iterable[tuple[str, Tensor]], bucket_bytes: int
-) -> Iterator[list[tuple[str, Tensor]]]:
+def bucketize(named_tensors: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
     """Buckets of at most `bucket_bytes`, in the order given and without gaps; a tensor larger than that goes alone.
 
     Lazy: at most one bucket of tensors is held at a time, plus the tensor that did not fit.

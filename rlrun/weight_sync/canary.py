@@ -27,7 +27,8 @@ def check_canary(
     NaN never passes.
     """
     trainer = np.asarray(trainer_logprobs, dtype=np.float64)
-    assert trainer.ndim == 1 and trainer.size > 0, trainer.shape
+    assert trainer.ndim == 1, trainer.shape
+    assert trainer.size > 0, "a canary without tokens"
     assert dtype in ("float32", "bfloat16"), dtype
     worst_max = worst_mean = 0.0
     for index, logprobs in enumerate(engine_logprobs):

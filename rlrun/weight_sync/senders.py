@@ -45,9 +45,7 @@ CUDA_DEVICE_ARG = 6
 """Position of the device in the arguments of torch's `rebuild_cuda_tensor`."""
 
 
-def make_sender(
-    plan: SyncPlan, engines: Sequence[EngineAddress], device: str, timeout_s: float = 600.0
-) -> Sender:
+def make_sender(plan: SyncPlan, engines: Sequence[EngineAddress], device: str, timeout_s: float = 600.0) -> Sender:
     """The sender of `plan.backend`: value, cuda_ipc, gloo or nccl. `device` is where the tensors given to it live, cpu
     or cuda; `timeout_s` is the deadline of each request and of each collective."""
     wanted = {"value": "cpu", "gloo": "cpu", "cuda_ipc": "cuda", "nccl": "cuda"}[plan.backend]
@@ -102,8 +100,7 @@ class Sender:
 
     def _post_all(self, path: str, bodies: Sequence[dict]) -> list[Future]:
         return [
-            self._pool.submit(self._post, engine, path, body)
-            for engine, body in zip(self.engines, bodies, strict=True)
+            self._pool.submit(self._post, engine, path, body) for engine, body in zip(self.engines, bodies, strict=True)
         ]
 
     def _post(self, engine: EngineAddress, path: str, body: dict) -> None:

@@ -4,7 +4,7 @@ user could want to change; the constants below are what was measured to work, wi
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlrun.errors import RunFailed
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
@@ -60,8 +60,11 @@ def server_command(
     return command + [f"--{name}" for name in flags]
 
 
-def server_env(engine: EnginePlan, plan: RunPlan, base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of one engine: `base` (usually os.environ) with our settings on top."""
+def server_env(
+    engine: EnginePlan, plan: RunPlan, base: Mapping[str, str], slot_gpus: Sequence[str] = ()
+) -> dict[str, str]:
+    """Environment of one engine: `base` (usually os.environ) with our settings on top. `slot_gpus`: see
+    `visible_gpus`."""
     env = dict(base)
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
     if plan.device == "cpu":
@@ -74,26 +77,33 @@ def server_env(engine: EnginePlan, plan: RunPlan, base: Mapping[str, str]) -> di
         if engine.tp > 1:  # SGLang insists on one entry a rank; nothing is bound without AMX
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(engine.tp))
     else:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in visible_gpus(engine, plan))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(engine, plan, slot_gpus))
     return env
 
 
-def visible_gpus(engine: EnginePlan, plan: RunPlan) -> list[int]:
+def visible_gpus(engine: EnginePlan, plan: RunPlan, slot_gpus: Sequence[str] = ()) -> list[str]:
     """GPUs of the engine's node that it may see: its own first, in rank order, and for CUDA IPC also that of trainer
-    rank 0, whose memory it reads at weight sync. Raises RunFailed when that one is on another node."""
+    rank 0, whose memory it reads at weight sync.
+
+    `slot_gpus` are the ids that the cluster gave to `plan.slots`, in that order; without them the plan's own numbers
+    count. Raises RunFailed when CUDA IPC would have to cross nodes.
+    """
+    assert len(slot_gpus) in (0, len(plan.slots)), f"{len(slot_gpus)} GPU ids for {len(plan.slots)} slots"
+    ids = list(slot_gpus) or [str(slot.gpu) for slot in plan.slots]
     slots = [plan.slots[index] for index in engine.slots]
     assert len({slot.node for slot in slots}) == 1, f"engine {engine.index} spans nodes"
-    gpus = [slot.gpu for slot in slots]
+    gpus = [ids[index] for index in engine.slots]
     if plan.sync.backend == "cuda_ipc":
-        trainer = plan.slots[plan.train.slots[0]]
+        first = plan.train.slots[0]
+        trainer = plan.slots[first]
         if trainer.node != slots[0].node:
             raise RunFailed(
                 f"engine {engine.index}",
                 f"is on node {slots[0].node}, trainer rank 0 on node {trainer.node}: CUDA IPC does not cross nodes",
                 "set weight_sync.transport=distributed",
             )
-        if trainer.gpu not in gpus:
-            gpus.append(trainer.gpu)
+        if ids[first] not in gpus:
+            gpus.append(ids[first])
     return gpus
 
 

@@ -69,10 +69,7 @@ class SglangClient:
     async def versions(self) -> list[int]:
         """Weight version of every engine, in the order given."""
         answers = await asyncio.gather(
-            *(
-                self._request("GET", itertools.repeat((_name(e), e.url)), "/model_info")
-                for e in self._engines.values()
-            )
+            *(self._request("GET", itertools.repeat((_name(e), e.url)), "/model_info") for e in self._engines.values())
         )
         return [to_version(answer["weight_version"]) for answer in answers]
 
@@ -84,11 +81,14 @@ class SglangClient:
     def _check(self, request: GenerateRequest) -> None:
         # SGLang ignores a seed it is not set up for, and gives every request without one the same seed.
         seeds = request.seeds
-        assert request.token_ids and seeds, "a request needs a prompt and samples"
-        if not self._rollout.seeded or request.temperature == 0:
-            assert self._rollout.seeded or all(s is None for s in seeds), "seeds without rollout.seeded"
-        else:
-            assert all(s is not None and 0 <= s < 2**63 for s in seeds), "rollout.seeded needs seeds in 0..2**63-1"
+        assert request.token_ids, "a request without a prompt"
+        assert seeds, "a request without samples"
+        if not self._rollout.seeded:
+            assert all(seed is None for seed in seeds), "seeds without rollout.seeded"
+        elif request.temperature > 0:
+            assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds), (
+                "rollout.seeded needs seeds, 0..2**63-1"
+            )
 
     def _bodies(self, request: GenerateRequest) -> list[dict[str, Any]]:
         params: dict[str, Any] = {

@@ -6,6 +6,7 @@ owner (`owner.py`). It fails early and with the end of its log.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlrun.backends.base import EngineAddress
@@ -37,6 +38,7 @@ class OwnedProcess:
         self.log_path = log_path
         self.pid: int | None = None
         self._process: subprocess.Popen | None = None
+        self._stopping = False
         self._owner_fd: int | None = None
 
     def spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
@@ -62,6 +64,15 @@ class OwnedProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def wait_exit(self) -> str:
+        """Blocks until the process has ended, by itself or by `stop`, and says why. May run beside the other
+        methods, in another thread."""
+        assert self._process is not None, f"{self.name} was not started"
+        code = self._process.wait()
+        if self._stopping:
+            return "was stopped"
+        return f"ended with code {code}; the end of its log:\n{log_tail(self.log_path)}"
+
     def stop(self, grace_s: float = 0.0) -> None:
         """Ends the whole process group and returns when it is empty.
 
@@ -70,6 +81,7 @@ class OwnedProcess:
         """
         if self._process is None:
             return
+        self._stopping = True
         if grace_s > 0:
             self._signal(signal.SIGTERM)
             self._await_empty_group(grace_s)
@@ -94,10 +106,8 @@ class OwnedProcess:
         raise RunFailed(self.name, f"{summary}; the end of its log:\n{tail}", hint)
 
     def _signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
 
     def _await_empty_group(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
@@ -113,11 +123,25 @@ class OwnedProcess:
 
 
 class ServerProcess(OwnedProcess):
-    """One SGLang server, as the plan says."""
+    """One SGLang server, as the plan says.
 
-    def __init__(self, engine: EnginePlan, plan: RunPlan, model_dir: str, log_dir: str, host: str = "127.0.0.1"):
+    `slot_gpus` are the GPU ids of all of `plan.slots` where they differ from the plan's numbers; `host` is the address
+    to listen on, by default loopback on one node and this node's own address on several.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePlan,
+        plan: RunPlan,
+        model_dir: str,
+        log_dir: str,
+        host: str | None = None,
+        slot_gpus: Sequence[str] = (),
+    ):
         super().__init__(f"engine {engine.index}", Path(log_dir) / f"engine_{engine.index}.log")
-        self._engine, self._plan, self._model_dir, self._host = engine, plan, model_dir, host
+        self._engine, self._plan, self._model_dir = engine, plan, model_dir
+        self._host = host or own_host(plan.num_nodes)
+        self._slot_gpus = tuple(slot_gpus)
         self._port: int | None = None
 
     @property
@@ -130,42 +154,53 @@ class ServerProcess(OwnedProcess):
         self._port = choose_port(self._engine.port, self._host, self.name)
         dist_port = choose_port(self._engine.dist_port, self._host, self.name)
         command = server_command(self._engine, self._plan, self._model_dir, self._port, dist_port, self._host)
-        self.spawn(command, server_env(self._engine, self._plan, os.environ))
+        self.spawn(command, server_env(self._engine, self._plan, os.environ, self._slot_gpus))
 
     def wait_ready(self, deadline_s: float) -> EngineAddress:
         """Returns when /health answers. Raises RunFailed when the process ends or the deadline passes."""
-        _wait_until(self, lambda: http_status(f"{self.address.url}/health") == 200, deadline_s, "while starting")
+        _wait_until(self, lambda: http_status(f"{self.address.url}/health") == 200, deadline_s)
         return self.address
 
 
 class RouterProcess(OwnedProcess):
-    """sglang-router in front of several engines."""
+    """sglang-router in front of several engines, which must be ready."""
 
     def __init__(self, router: RouterPlan, log_dir: str, host: str = "127.0.0.1"):
         super().__init__("router", Path(log_dir) / "router.log")
         self._router, self._host = router, host
+        self._engines: tuple[EngineAddress, ...] = ()
         self.url: str | None = None
 
-    def start(self) -> None:
-        """Starts the router without workers and returns at once."""
+    def start(self, engines: Sequence[EngineAddress]) -> None:
+        """Starts the process and returns at once."""
+        self._engines = tuple(engines)
         port = choose_port(self._router.port, self._host, self.name)
         self.url = f"http://{self._host}:{port}"
         metrics_port = choose_port(None, "127.0.0.1", self.name)
         self.spawn(router_command(self._router, port, self._host, metrics_port), dict(os.environ))
 
-    def add_workers(self, engines: Sequence[EngineAddress], deadline_s: float) -> str:
+    def wait_ready(self, deadline_s: float) -> str:
         """Adds the engines and returns the router's URL when it calls every one of them healthy."""
         end = time.monotonic() + deadline_s
-        _wait_until(self, lambda: http_status(f"{self.url}/liveness") == 200, deadline_s, "while starting")
-        for engine in engines:
+        _wait_until(self, lambda: http_status(f"{self.url}/liveness") == 200, deadline_s)
+        for engine in self._engines:
             http_json(f"{self.url}/workers", {"url": engine.url})
-        wanted = {engine.url for engine in engines}
-        _wait_until(self, lambda: wanted <= self.healthy(), end - time.monotonic(), "while adding the engines")
+        wanted = {engine.url for engine in self._engines}
+        _wait_until(self, lambda: wanted <= self.healthy(), end - time.monotonic())
         return self.url
 
     def healthy(self) -> set[str]:
         """URLs of the workers that the router would send requests to."""
         return {w["url"] for w in http_json(f"{self.url}/workers")["workers"] if w["is_healthy"]}
+
+
+def own_host(num_nodes: int) -> str:
+    """Where this node listens: loopback when it is the only one, else its address on the default route."""
+    if num_nodes == 1:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737); nothing is sent
+        return s.getsockname()[0]
 
 
 def choose_port(wanted: int | None, host: str, part: str) -> int:
@@ -202,17 +237,17 @@ def _is_free(port: int, host: str) -> bool:
         return True
 
 
-def _wait_until(process: OwnedProcess, ready, deadline_s: float, doing: str) -> None:
+def _wait_until(process: OwnedProcess, ready: Callable[[], bool], deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
     while True:
-        process.require_alive(doing)
+        process.require_alive("while starting")
         if ready():
             return
         if time.monotonic() > end:
             tail = log_tail(process.log_path)
             raise RunFailed(
                 process.name,
-                f"not ready after {deadline_s:.0f} s {doing}; the end of its log:\n{tail}",
+                f"not ready after {deadline_s:.0f} s; the end of its log:\n{tail}",
                 f"raise timeouts.start_s, or see {process.log_path}",
             )
         time.sleep(POLL_S)
