@@ -79,6 +79,8 @@ class Sender:
         checked = check_names(named_tensors, expected_names)
         for bucket in bucketize(checked, self.plan.bucket_bytes):
             bucket = [(name, tensor.detach().contiguous()) for name, tensor in bucket]
+            # SGLang views slices of one uint8 tensor, which must be aligned: wide types first, then any mix is.
+            bucket.sort(key=lambda item: -item[1].element_size())
             num_tensors += len(bucket)
             total_bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in bucket)
             # The stream is known to have ended here: a further tensor would have been a duplicate or unknown.

@@ -1,0 +1,172 @@
+"""The senders against a small HTTP server that keeps weights as SGLang does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from rlrun.backends.base import EngineAddress
+from rlrun.errors import RunFailed
+from rlrun.plan.types import SyncPlan
+from rlrun.weight_sync.senders import check_names, flatten, make_sender
+
+WEIGHTS = [
+    ("embed", torch.arange(12, dtype=torch.float32).reshape(4, 3)),
+    ("norm", torch.ones(3, dtype=torch.bfloat16)),
+    ("head", torch.arange(12, dtype=torch.float32).reshape(3, 4).T),  # not contiguous
+    ("bias", torch.zeros(2, dtype=torch.float32)),
+]
+NAMES = [name for name, _ in WEIGHTS]
+
+
+class FakeEngine:
+    """Applies flattened buckets with SGLang's own arithmetic; `refuse_at` fails that update, counted from 0."""
+
+    def __init__(self, refuse_at: int | None = None, reports: str | None = None):
+        self.weights: dict[str, torch.Tensor] = {}
+        self.updates: list[dict] = []
+        self.version = "0"
+        self._refuse_at, self._reports = refuse_at, reports
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.answer(200, {"weight_version": engine._reports or engine.version})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.answer(*engine.update(body))
+
+            def answer(self, status, value):
+                data = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def update(self, body: dict) -> tuple[int, dict]:
+        self.updates.append(body)
+        if self._refuse_at == len(self.updates) - 1:
+            return 400, {"success": False, "message": "out of memory"}
+        ranks = [pickle.loads(base64.b64decode(text)) for text in body["serialized_named_tensors"]]
+        for meta in ranks[0]["metadata"]:
+            part = ranks[0]["flattened_tensor"][meta.start_idx : meta.end_idx]
+            self.weights[meta.name] = part.view(meta.dtype).reshape(meta.shape)
+        self.version = body["weight_version"] or self.version
+        return 200, {"success": True, "message": "Success"}
+
+    def address(self, index: int, tp: int = 1) -> EngineAddress:
+        return EngineAddress(index, f"http://127.0.0.1:{self.server.server_port}", tp)
+
+
+@pytest.fixture
+def fake_engine():
+    made = []
+
+    def make(**options) -> FakeEngine:
+        made.append(FakeEngine(**options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.server.shutdown()
+        engine.server.server_close()
+
+
+def sender(addresses, bucket_bytes=1 << 20):
+    plan = SyncPlan(transport="tensor", backend="value", bucket_bytes=bucket_bytes, verify="version", total_bytes=0)
+    return make_sender(plan, addresses, "cpu", timeout_s=10)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 55, 1 << 20])
+def test_every_engine_gets_every_weight_exactly(fake_engine, bucket_bytes):
+    engines = [fake_engine(), fake_engine()]
+    metrics = sender([e.address(i) for i, e in enumerate(engines)], bucket_bytes).send(iter(WEIGHTS), 5, NAMES)
+    assert metrics["bytes"] == 12 * 4 + 3 * 2 + 12 * 4 + 2 * 4
+    assert metrics["tensors"] == 4
+    for engine in engines:
+        assert sorted(engine.weights) == sorted(NAMES)
+        for name, tensor in WEIGHTS:
+            assert engine.weights[name].dtype == tensor.dtype
+            assert torch.equal(engine.weights[name], tensor)
+        assert engine.version == "5"
+
+
+def test_only_the_last_bucket_carries_the_version_and_the_flush(fake_engine):
+    engine = fake_engine()
+    sender([engine.address(0)], bucket_bytes=1).send(WEIGHTS, 5, NAMES)
+    assert [u["weight_version"] for u in engine.updates] == [None, None, None, "5"]
+    assert [u["flush_cache"] for u in engine.updates] == [False, False, False, True]
+
+
+def test_each_tensor_parallel_rank_gets_an_entry(fake_engine):
+    engine = fake_engine()
+    sender([engine.address(0, tp=2)]).send(WEIGHTS, 1, NAMES)
+    first, second = engine.updates[0]["serialized_named_tensors"]
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "message"),
+    [
+        (WEIGHTS[:-1], NAMES, "did not send bias"),
+        (WEIGHTS, NAMES[:-1], "sends bias which the engines do not expect"),
+        ([*WEIGHTS, WEIGHTS[0]], NAMES, "sends embed twice"),
+        ([WEIGHTS[1], *WEIGHTS], NAMES, "sends norm twice"),
+        ([], NAMES, "did not send embed, norm, head, bias"),
+    ],
+)
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_wrong_names_are_refused_before_the_version_changes(fake_engine, sent, expected, message, bucket_bytes):
+    engine = fake_engine()
+    with pytest.raises(RunFailed, match=message):
+        sender([engine.address(0)], bucket_bytes).send(sent, 9, expected)
+    assert engine.version == "0"
+    assert all(u["weight_version"] is None for u in engine.updates)
+
+
+def test_many_missing_names_are_cut_short():
+    with pytest.raises(RunFailed, match="did not send w0, w1, w2, w3, w4 and 15 more"):
+        list(check_names([], [f"w{i}" for i in range(20)]))
+
+
+def test_a_refusal_names_the_engine_and_its_reason(fake_engine):
+    engines = [fake_engine(), fake_engine(refuse_at=1)]
+    with pytest.raises(RunFailed) as error:
+        sender([e.address(i) for i, e in enumerate(engines)], bucket_bytes=1).send(WEIGHTS, 2, NAMES)
+    assert error.value.part == "engine 1"
+    assert "out of memory" in error.value.summary
+    assert [e.version for e in engines] == ["0", "0"]
+
+
+def test_an_engine_that_is_gone_is_named(fake_engine):
+    engine = fake_engine()
+    address = engine.address(3)
+    engine.server.shutdown()
+    engine.server.server_close()
+    with pytest.raises(RunFailed, match="engine 3: .*refused.*see engine_3.log"):
+        sender([address]).send(WEIGHTS, 1, NAMES)
+
+
+def test_a_version_that_does_not_come_back_fails(fake_engine):
+    engine = fake_engine(reports="4")
+    with pytest.raises(RunFailed, match="reports weight version '4' after a sync of version 5"):
+        sender([engine.address(0)]).send(WEIGHTS, 5, NAMES)
+
+
+def test_flatten_lays_weights_end_to_end():
+    flat = flatten([(name, tensor.contiguous()) for name, tensor in WEIGHTS])
+    bounds = [(m.name, m.start_idx, m.end_idx, m.numel) for m in flat["metadata"]]
+    assert bounds == [("embed", 0, 48, 48), ("norm", 48, 54, 6), ("head", 54, 102, 48), ("bias", 102, 110, 8)]
+    assert flat["flattened_tensor"].numel() == 110
