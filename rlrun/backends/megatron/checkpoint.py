@@ -1,0 +1,188 @@
+"""Saving and loading a training state by Megatron's `dist_checkpointing` (format torch_dist), and its digest.
+
+A checkpoint holds the model, the optimizer (in a form that any parallel layout can read), the schedule's position and
+each rank's generator states. Two faults of megatron-core 0.16.1 with torch's AdamW (without TransformerEngine and Apex),
+on any device, are worked around in `load_optimizer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch import Tensor
+
+from rlrun.backends.megatron.mapping import global_parameters, unwrap
+from rlrun.plan.types import TrainPlan
+
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+"""The one optimizer format that loads into another tensor-, pipeline- and data-parallel layout with equal results."""
+
+FROM_PLAN = ("betas", "eps", "max_lr", "min_lr")
+"""Settings of a parameter group that the plan decides, not the checkpoint. (The schedule sets lr and weight_decay.)"""
+
+
+def save(
+    directory: str, model: torch.nn.Module, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, train: TrainPlan
+) -> None:
+    """Writes into an existing, empty folder. Collective."""
+    for inner in _inner(optimizer):
+        fill_state(inner)
+    state = _model_and_optimizer(model, optimizer, is_loading=False)
+    state["scheduler"] = scheduler.state_dict()
+    state["layout"] = _layout(train)
+    state["rng"] = _rng_object()
+    dist_checkpointing.save(state, directory)
+
+
+def load(
+    directory: str, model: torch.nn.Module, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, train: TrainPlan
+) -> None:
+    """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
+    from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
+    for inner in _inner(optimizer):
+        fill_state(inner)
+    state = _model_and_optimizer(model, optimizer, is_loading=True)
+    same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
+    if same_layout:
+        state["rng"] = _rng_object()
+    state = dist_checkpointing.load(state, directory)
+    unwrap(model).load_state_dict(state["model"])
+    load_optimizer(optimizer, state["optimizer"])
+    for group, settings in zip(optimizer.param_groups, from_plan, strict=True):
+        group.update(settings)
+    scheduler.num_steps = 0  # load_state_dict adds the checkpoint's steps to these
+    scheduler.load_state_dict(state["scheduler"])
+    if same_layout:
+        set_rng_state(state["rng"])
+
+
+def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
+    sharded = unwrap(model).sharded_state_dict(metadata=dict(METADATA))
+    return {
+        "model": sharded,
+        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=dict(METADATA)),
+    }
+
+
+def _layout(train: TrainPlan) -> list[int]:
+    return [train.tp, train.pp, train.cp, train.dp]
+
+
+def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def fill_state(optimizer: MegatronOptimizer) -> None:
+    """Gives torch's AdamW its state at step 0, where it has none yet: Megatron's `state_dict` expects one."""
+    adam = optimizer.optimizer
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            state = adam.state[parameter]
+            if "step" not in state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+@torch.no_grad()
+def load_optimizer(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
+    """Loads a state that `dist_checkpointing.load` returned.
+
+    Stock DistributedOptimizer.load_state_dict, with torch's AdamW, (1) looks for a `step` among each parameter's saved
+    tensors, where there is none, and raises KeyError; (2) hands the same `step` tensor to all parameters, each of
+    which then counts every other's steps too: training goes on with wrong bias corrections, silently. So the steps are
+    taken out of the way of the per-parameter load, and put back one for each parameter.
+    """
+    for inner in _inner(optimizer):
+        if not isinstance(inner, DistributedOptimizer):
+            inner.load_state_dict(state)
+            steps = {p: s["step"].clone() for p, s in inner.optimizer.state.items()}
+        else:
+            tensors = state.pop("param_state")
+            inner.load_state_dict(state)
+            steps = {p: s.pop("step").clone() for p, s in inner.optimizer.state.items()}
+            inner.load_parameter_state_from_fully_reshardable(tensors)
+        for parameter, step in steps.items():
+            inner.optimizer.state[parameter]["step"] = step
+
+
+def rng_state() -> dict[str, Any]:
+    """Python, numpy, torch, CUDA and Megatron's tracked generators of this rank."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "tracker": {name: state.clone() for name, state in get_cuda_rng_tracker().get_states().items()},
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _rng_object() -> ShardedObject:
+    return ShardedObject("rng", rng_state(), (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def digest(model: torch.nn.Module, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler) -> dict[str, str]:
+    """sha256 of this rank's weights, optimizer state (main weights, moments, steps), generators and schedule."""
+    return {
+        "weights": _sha256(_bytes(p) for p in global_parameters(model).values()),
+        "optimizer": _sha256(_optimizer_bytes(optimizer)),
+        "rng": _sha256([pickle.dumps(_plain(rng_state()))]),
+        "lr": _sha256([repr((scheduler.num_steps, [group["lr"] for group in optimizer.param_groups])).encode()]),
+    }
+
+
+def _sha256(parts: Any) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()
+
+
+def _optimizer_bytes(optimizer: MegatronOptimizer) -> Iterator[bytes]:
+    for inner in _inner(optimizer):
+        for group in inner.optimizer.param_groups:
+            for parameter in group["params"]:
+                yield _bytes(parameter)
+                state = inner.optimizer.state.get(parameter, {})
+                for key in ("step", "exp_avg", "exp_avg_sq"):
+                    # A state that is not there yet hashes like one at step 0, which it is.
+                    yield _bytes(state[key]) if key in state else b""
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _plain(value: Any) -> Any:
+    """The same value with tensors and arrays as bytes, so that equal states have equal pickles."""
+    if isinstance(value, Tensor):
+        return _bytes(value)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return [(key, _plain(value[key])) for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

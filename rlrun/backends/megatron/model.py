@@ -1,0 +1,156 @@
+"""ModelSpec and plans -> Megatron's GPT model, DDP wrapper, optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from rlrun.backends.megatron.layers import decoder_spec
+from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
+
+
+class PolicyModel(GPTModel):
+    """GPTModel whose last pipeline stage returns hidden states [s, b, h] after the final norm, not logits: the output
+    projection is applied in chunks (`rlrun.backends.megatron.logprobs`), so that full logits never exist."""
+
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+    def output_weight(self) -> Tensor:
+        """[padded_vocab / tp, h] of the output projection; the embedding itself when tied. Last stage only."""
+        tied = self.share_embeddings_and_output_weights
+        return self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding over all tensor-parallel ranks, which hold equal shares."""
+    return math.ceil(vocab_size / tp) * tp
+
+
+def build_model(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> PolicyModel:
+    """This rank's part of the network, on its device, randomly initialised (weights are loaded afterwards).
+    Needs the model-parallel groups."""
+    return PolicyModel(
+        config=transformer_config(spec, train, dtype),
+        transformer_layer_spec=decoder_spec(transformer_config(spec, train, dtype)),
+        vocab_size=padded_vocab_size(spec.vocab_size, train.tp),
+        max_sequence_length=spec.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=spec.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=spec.rope_theta,
+    )
+
+
+def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> TransformerConfig:
+    assert spec.family == "qwen3", spec.family
+    full = train.recompute == "full"
+    return TransformerConfig(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_heads,
+        num_query_groups=spec.num_kv_heads,
+        kv_channels=spec.head_dim,
+        ffn_hidden_size=spec.ffn_hidden_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=spec.rms_norm_eps,
+        qk_layernorm=True,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=train.tp,
+        pipeline_model_parallel_size=train.pp,
+        context_parallel_size=train.cp,
+        sequence_parallel=train.sequence_parallel and train.tp > 1,
+        # Micro-batches differ in length, so the stages tell each other the shape.
+        variable_seq_lengths=train.pp > 1,
+        recompute_granularity="full" if full else None,
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
+        # The loss and the gradients are plain sums over micro-batches and ranks: this stops Megatron from dividing
+        # the loss by the number of micro-batches and DDP from averaging over data-parallel ranks.
+        calculate_per_token_loss=True,
+        finalize_model_grads_func=_finalize_without_scaling,
+        # The embedding's gradient is then accumulated in a fixed order, which resuming bit for bit needs.
+        deterministic_mode=True,
+        # These need TransformerEngine, Apex or a compiler.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    """Megatron's gradient reduction, without its division by the number of tokens: the loss weights hold that."""
+    finalize_model_grads(model, None, **kwargs)
+
+
+def wrap_ddp(model: PolicyModel, train: TrainPlan) -> DistributedDataParallel:
+    """Gradients are summed in float32 over the data-parallel ranks."""
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=train.distributed_optimizer
+    )
+    return DistributedDataParallel(model.config, config, model)
+
+
+def build_optimizer(model: DistributedDataParallel, train: TrainPlan, plan: OptimizerPlan) -> MegatronOptimizer:
+    """AdamW with float32 state; weight decay on matrices only. `clip_grad` 0 clips at infinity, so that the norm is
+    still measured. Reads the weights, so load them first."""
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=plan.lr,
+        min_lr=plan.min_lr,
+        weight_decay=plan.weight_decay,
+        adam_beta1=plan.beta1,
+        adam_beta2=plan.beta2,
+        adam_eps=plan.eps,
+        clip_grad=plan.clip_grad or math.inf,
+        bf16=model.config.bf16,
+        params_dtype=model.config.params_dtype,
+        use_distributed_optimizer=train.distributed_optimizer,
+    )
+    return get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+
+
+def build_scheduler(optimizer: MegatronOptimizer, plan: OptimizerPlan) -> OptimizerParamScheduler:
+    """Learning rate of optimizer step k = 0, 1, ..., with W warm-up steps and T total steps:
+
+    k < W: lr * (k + 1) / (W + 1), a ramp whose first step already learns; then, with r = (k - W) / (T - W),
+    constant: lr; linear: min_lr + (lr - min_lr) * (1 - r); cosine: min_lr + (lr - min_lr) * (1 + cos(pi r)) / 2.
+    """
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=plan.lr / (plan.warmup_steps + 1),
+        max_lr=plan.lr,
+        min_lr=plan.min_lr,
+        lr_warmup_steps=plan.warmup_steps,
+        # Megatron asserts a decay even for a schedule that has none.
+        lr_decay_steps=max(plan.total_steps, plan.warmup_steps + 1),
+        lr_decay_style=plan.schedule,
+        start_wd=plan.weight_decay,
+        end_wd=plan.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+        # The plan decides the schedule; a checkpoint only says how far it has gone.
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )

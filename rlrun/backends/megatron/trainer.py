@@ -1,0 +1,165 @@
+"""`MegatronTrainer`: one trainer rank. Everything collective, in the order all ranks call it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rlrun.backends.base import EngineAddress, RankInfo, Rendezvous, TrainMetrics
+from rlrun.backends.megatron import quiet  # noqa: F401  (before anything that imports Megatron)
+from rlrun.backends.megatron import checkpoint, cpu, device, hf_files, mapping, microbatch, step
+from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimizer, build_scheduler, wrap_ddp
+from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.errors import RunFailed
+from rlrun.plan.types import RunPlan
+
+
+
+def _in_megatron(method: Callable) -> Callable:
+    """Enters the CPU shim, which is thread-local, for one public call."""
+
+    @functools.wraps(method)
+    def entered(self: MegatronTrainer, *args: Any, **kwargs: Any) -> Any:
+        with cpu.shim():
+            return method(self, *args, **kwargs)
+
+    return entered
+
+
+class MegatronTrainer:
+    """Implements `rlrun.backends.base.TrainBackend` on megatron-core; one instance a process, gloo or NCCL.
+
+    The reference model, when the plan uses one, is a second, frozen copy of the initial weights without gradients or
+    optimizer state.
+    """
+
+    def __init__(self, plan: RunPlan):
+        self.plan = plan
+        self.info: RankInfo | None = None
+        self.model_dir = ""
+        self._sender: Any = None
+
+    @_in_megatron
+    def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
+        plan, spec = self.plan, self.plan.model.spec
+        self.model_dir = model_dir
+        self.device = device.setup(plan)
+        self.dtype = getattr(torch, plan.model.dtype)
+        self.info = device.join(plan, rendezvous)
+        model = self._load_model(model_dir)
+        self.reference: PolicyModel | None = None
+        if plan.algo.uses_reference:
+            self.reference = self._load_model(model_dir).requires_grad_(False)
+        self.model = wrap_ddp(model, plan.train)
+        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer)
+        self.scheduler = build_scheduler(self.optimizer, plan.algo.optimizer)
+        assert spec.num_layers % plan.train.pp == 0
+        return self.info
+
+    def _load_model(self, model_dir: str) -> PolicyModel:
+        model = build_model(self.plan.model.spec, self.plan.train, self.dtype)
+        hf_files.load_hf(model, model_dir, self.plan.model.spec)
+        return model
+
+    @_in_megatron
+    def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
+        network = {"policy": self.model, "reference": self.reference}[model]
+        assert network is not None, "the plan uses no reference model"
+        micro_batches = self._micro_batches(batch, train=False)
+        values = step.run_logprobs(network, micro_batches, batch.temperature, self.plan.model.spec.vocab_size)
+        return values if self.info.reports else []
+
+    @_in_megatron
+    def train_step(self, batch: TrainBatch) -> TrainMetrics:
+        """Metrics: those of `rlrun.algos.losses.policy_loss`, and entropy, num_tokens, grad_norm (before clipping), lr
+        (of this step). Raises RunFailed on every rank when the loss or the gradient is not finite; the loss is checked
+        before anything is updated."""
+        micro_batches = self._micro_batches(batch, train=True)
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        spec, algo = self.plan.model.spec, self.plan.algo
+        metrics = step.run_train(self.model, micro_batches, batch.temperature, spec.vocab_size, algo)
+        self._refuse_nonfinite("loss", metrics["loss"])
+        # The first group that has a schedule; all have the same one.
+        metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        _, grad_norm, _ = self.optimizer.step()
+        self._refuse_nonfinite("gradient norm", grad_norm)
+        metrics["grad_norm"] = float(grad_norm)
+        self.scheduler.step(1)
+        return TrainMetrics(metrics)
+
+    def _micro_batches(self, batch: TokenBatch, train: bool) -> list[microbatch.MicroBatch]:
+        layout = self.plan.train
+        multiple = layout.tp if layout.sequence_parallel else 1
+        return microbatch.make_microbatches(batch, layout.batching, multiple, self.device, train)
+
+    def _refuse_nonfinite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise RunFailed(
+                "trainer",
+                f"the {what} is {value} at optimizer step {self.scheduler.num_steps + 1}",
+                "resume from the last checkpoint with a smaller algo.lr or algo.clip_grad",
+            )
+
+    @_in_megatron
+    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+        if self.info.rank == 0:
+            from rlrun.weight_sync.senders import make_sender
+
+            self._close_sender()
+            self._sender = make_sender(self.plan.sync, engines, self.device)
+            self._sender.connect()
+        dist.barrier()
+
+    @_in_megatron
+    def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:
+        spec = self.plan.model.spec
+        named = mapping.export_weights(self.model, spec)
+        result: dict[str, float] = {}
+        if self.info.rank == 0:
+            assert self._sender is not None, "connect_engines comes before publish"
+            result = self._sender.send(named, version, mapping.expected_names(spec))
+        for _ in named:  # the other ranks yield nothing; they answer rank 0's requests for their shards
+            pass
+        dist.barrier()
+        return result
+
+    @_in_megatron
+    def save(self, directory: str) -> None:
+        checkpoint.save(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        dist.barrier()
+
+    @_in_megatron
+    def load(self, directory: str) -> None:
+        checkpoint.load(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        dist.barrier()
+
+    @_in_megatron
+    def export_hf(self, directory: str) -> None:
+        spec = self.plan.model.spec
+        named = mapping.export_weights(self.model, spec)
+        if self.info.rank == 0:
+            hf_files.write_hf(named, spec, self.dtype, self.model_dir, directory)
+        for _ in named:
+            pass
+        dist.barrier()
+
+    @_in_megatron
+    def digest(self) -> dict[str, str]:
+        return checkpoint.digest(self.model, self.optimizer, self.scheduler)
+
+    @_in_megatron
+    def close(self) -> None:
+        self._close_sender()
+        device.leave()
+
+    def _close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
