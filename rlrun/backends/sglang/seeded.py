@@ -46,7 +46,7 @@ def sample_with_seed(logprobs: torch.Tensor, seed: torch.Tensor, positions: torc
     """
     import torch
 
-    cumulative = logprobs.to(torch.float64).exp_().cumsum_(dim=-1)
+    cumulative = logprobs.to(torch.float64).exp().cumsum(dim=-1)
     uniform = torch.from_numpy(uniforms(seed.numpy(), positions.numpy())).unsqueeze(-1)
     # Strictly below the total, and past every index of probability 0: such an index is never returned.
     return torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
