@@ -28,9 +28,9 @@ def spread_hidden(hidden: Tensor, sequence_parallel: bool) -> Tensor:
     vocabulary."""
     if sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
-    else:
-        hidden = copy_to_tensor_model_parallel_region(hidden)
-    return hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])
+    rows = hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])
+    # Contiguous from here on: Megatron's all-reduce of a gradient that is a strided view returns it unreduced.
+    return rows if sequence_parallel else copy_to_tensor_model_parallel_region(rows)
 
 
 def token_logprobs(

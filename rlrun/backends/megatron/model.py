@@ -80,6 +80,7 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         sequence_parallel=train.sequence_parallel and train.tp > 1,
         # Micro-batches differ in length, so the stages tell each other the shape.
         variable_seq_lengths=train.pp > 1,
+        moe_token_dispatcher_type="alltoall",  # unused; its default is refused beside variable lengths
         recompute_granularity="full" if full else None,
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,

@@ -31,7 +31,7 @@ def share(batch: TokenBatch, dp: int, num_dp: int) -> Any:
     chosen = list(range(dp, len(batch.tokens), num_dp))
     if num_dp == 1:
         return batch
-    fields = [f for f in ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")]
+    fields = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
     parts = {f: [getattr(batch, f)[i] for i in chosen] for f in fields if getattr(batch, f, None)}
     local = list(range(len(chosen)))
     cuts = [local[:3], local[3:], []] if dp else [local[:1], local[1:2], local[2:]]
@@ -42,7 +42,7 @@ def exported(trainer: MegatronTrainer) -> dict[str, np.ndarray]:
     from rlrun.backends.megatron import cpu, mapping
 
     with cpu.shim():
-        return {n: t.numpy() for n, t in mapping.export_weights(trainer.model, trainer.plan.model.spec)}
+        return {n: t.float().numpy() for n, t in mapping.export_weights(trainer.model, trainer.plan.model.spec)}
 
 
 def train(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batches: list[TrainBatch]) -> dict[str, Any]:
@@ -52,6 +52,7 @@ def train(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batches: list[T
         first = share(batches[0], dp, plan.train.dp)
         before = exported(trainer)
         logprobs = trainer.logprobs(first)
+        reference = trainer.logprobs(first, "reference") if plan.algo.uses_reference else None
         metrics = [trainer.train_step(share(b, dp, plan.train.dp)).values for b in batches]
         return {
             "info": trainer.info,
@@ -60,6 +61,7 @@ def train(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batches: list[T
             "metrics": metrics,
             "after": exported(trainer),
             "logprobs_after": trainer.logprobs(first),
+            "reference": reference,
             "reference_after": trainer.logprobs(first, "reference") if plan.algo.uses_reference else None,
         }
 
@@ -76,3 +78,117 @@ def gradients(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: Trai
         for parameter in trainer.model.parameters():
             parameter.data.copy_(parameter.main_grad)
         return {"metrics": metrics, "gradients": exported(trainer)}
+
+
+def export(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> dict[str, Any]:
+    from rlrun.backends.megatron import mapping
+
+    with started(rendezvous, plan, model_dir) as trainer:
+        return {"weights": exported(trainer), "expected_names": mapping.expected_names(plan.model.spec)}
+
+
+def learning_rates(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, steps: int) -> list[float]:
+    """The rates the optimizer would use, for every parameter group (they must agree)."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        rates = []
+        for _ in range(steps):
+            (rate,) = {group["lr"] for group in trainer.optimizer.param_groups}
+            rates.append(rate)
+            trainer.scheduler.step(1)
+        return rates
+
+
+def odd_batches(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> dict[str, Any]:
+    with started(rendezvous, plan, model_dir) as trainer:
+        single = TokenBatch(tokens=[np.array([3]), np.array([4])], micro_batches=[[1], [0]])
+        return {
+            "empty": trainer.logprobs(TokenBatch(tokens=[], micro_batches=[[], []])),
+            "single": trainer.logprobs(single),
+        }
+
+
+def nan_step(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: TrainBatch) -> dict[str, Any]:
+    with started(rendezvous, plan, model_dir) as trainer:
+        before = trainer.digest()["weights"]
+        broken = replace(batch, advantages=[a * np.float32("nan") for a in batch.advantages])
+        try:
+            trainer.train_step(broken)
+        except Exception as error:
+            return {
+                "error": type(error).__name__,
+                "message": str(error),
+                "unchanged": trainer.digest()["weights"] == before,
+            }
+        return {"error": None}
+
+
+def threaded_step(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: TrainBatch) -> dict[str, float]:
+    """start in one thread, a step in another."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    trainer = MegatronTrainer(plan)
+    for call in (lambda: trainer.start(rendezvous, model_dir), lambda: trainer.train_step(batch), trainer.close):
+        with ThreadPoolExecutor(1) as thread:
+            result = thread.submit(call).result()
+        values = getattr(result, "values", None)
+        if isinstance(values, dict):
+            metrics = values
+    return metrics
+
+
+def save_and_go_on(
+    rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str, batches: list[TrainBatch], steps_before: int
+) -> dict[str, Any]:
+    """Trains `steps_before` batches, saves, and trains the others without a break."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        for batch in batches[:steps_before]:
+            trainer.train_step(share(batch, trainer.info.dp, plan.train.dp))
+        torch.rand(3)  # generators that have moved
+        np.random.rand(3)
+        trainer.save(directory)
+        return {"at_save": trainer.digest(), **_go_on(trainer, batches[steps_before:])}
+
+
+def load_and_go_on(
+    rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str, batches: list[TrainBatch], warm: bool = False
+) -> dict[str, Any]:
+    """`warm` first trains on something else, so that loading has to overwrite a used state."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        if warm:
+            trainer.train_step(share(batches[0], trainer.info.dp, plan.train.dp))
+        trainer.load(directory)
+        steps = {id(s["step"]) for s in _adam(trainer).state.values()}
+        return {
+            "at_load": trainer.digest(),
+            "own_steps": len(steps) == len(_adam(trainer).state),
+            **_go_on(trainer, batches),
+        }
+
+
+def _adam(trainer: MegatronTrainer) -> torch.optim.Optimizer:
+    return trainer.optimizer.chained_optimizers[0].optimizer
+
+
+def _go_on(trainer: MegatronTrainer, batches: list[TrainBatch]) -> dict[str, Any]:
+    dp = trainer.plan.train.dp
+    metrics = [trainer.train_step(share(b, trainer.info.dp, dp)).values for b in batches]
+    return {"metrics": metrics, "at_end": trainer.digest(), "weights": exported(trainer)}
+
+
+def export_hf(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str) -> None:
+    with started(rendezvous, plan, model_dir) as trainer:
+        trainer.export_hf(directory)
+
+
+def start_error(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> list[tuple[str, str]]:
+    """Codes and summaries of the RlrunError that starting raises."""
+    from rlrun.errors import RlrunError
+
+    trainer = MegatronTrainer(plan)
+    try:
+        trainer.start(rendezvous, model_dir)
+    except RlrunError as error:
+        return [(problem.code, problem.summary) for problem in error.problems]
+    finally:
+        trainer.close()
+    return []
