@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.data.tiny_model import check_alphabet, make_random_model, refuse_unknown_characters
 from rlrun.errors import RlrunError
@@ -17,21 +19,21 @@ ALPHABET = "0123456789+= abc\n"
 
 
 def spec(**changes) -> ModelSpec:
-    values = dict(
-        family="qwen3",
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        ffn_hidden_size=64,
-        vocab_size=24,
-        rms_norm_eps=1e-6,
-        rope_theta=1e4,
-        max_position_embeddings=128,
-        tied_embeddings=False,
-        num_parameters=0,
-    )
+    values = {
+        "family": "qwen3",
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "ffn_hidden_size": 64,
+        "vocab_size": 24,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 128,
+        "tied_embeddings": False,
+        "num_parameters": 0,
+    }
     return ModelSpec(**{**values, **changes})
 
 
@@ -83,7 +85,7 @@ def test_matrices_are_normal_and_norms_are_one(model_dir):
 def test_the_seed_decides_the_weights(tmp_path, model_dir):
     for name, seed in (("again", 3), ("other", 4)):
         make_random_model(str(tmp_path / name), spec(), ALPHABET, seed=seed, dtype="float32")
-    first = open(f"{model_dir}/model.safetensors", "rb").read()
+    first = Path(f"{model_dir}/model.safetensors").read_bytes()
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == first
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != first
 

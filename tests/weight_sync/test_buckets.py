@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rlrun.weight_sync.buckets import bucketize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
@@ -29,7 +32,7 @@ def test_buckets_keep_the_order_and_the_cap(shapes, cap):
 def test_no_two_neighbouring_buckets_would_fit_into_one(shapes, cap):
     named = [(f"w{i}", torch.zeros(n, dtype=dtype)) for i, (n, dtype) in enumerate(shapes)]
     buckets = list(bucketize(named, cap))
-    for left, right in zip(buckets, buckets[1:], strict=False):
+    for left, right in itertools.pairwise(buckets):
         assert sum(nbytes(t) for _, t in left) + nbytes(right[0][1]) > cap
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from rlrun.errors import RunFailed
 from rlrun.weight_sync.canary import check_canary
 
@@ -30,7 +31,7 @@ def test_bfloat16_looks_at_the_mean():
     noisy = TRAINER.copy()
     noisy[0] += 0.3  # mean 0.0375
     check_canary(TRAINER, [noisy], "bfloat16", version=1)
-    with pytest.raises(RunFailed, match="mean log-prob difference 0.06"):
+    with pytest.raises(RunFailed, match=r"mean log-prob difference 0.06"):
         check_canary(TRAINER, [TRAINER + 0.06], "bfloat16", version=1)
 
 

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+
 from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
@@ -155,7 +156,7 @@ def test_an_engine_that_is_gone_is_named(fake_engine):
     address = engine.address(3)
     engine.server.shutdown()
     engine.server.server_close()
-    with pytest.raises(RunFailed, match="engine 3: .*refused.*see engine_3.log"):
+    with pytest.raises(RunFailed, match=r"engine 3: .*refused.*see engine_3.log"):
         sender([address]).send(WEIGHTS, 1, NAMES)
 
 

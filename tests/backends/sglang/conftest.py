@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from rlrun.plan.types import EnginePlan, ModelPlan, ModelSpec, RolloutPlan, RouterPlan, RunPlan, Slot, SyncPlan
 
 ALPHABET = "0123456789+-*=() abc"
@@ -23,20 +24,20 @@ def make_plan() -> Callable[..., RunPlan]:
         **engine,
     ) -> RunPlan:
         spec = ModelSpec("qwen3", 64, 2, 4, 2, 16, 128, 32, 1e-6, 1e4, 512, False, 0)
-        values = dict(
-            tp=1,
-            port=None,
-            dist_port=None,
-            threads=1,
-            attention_backend="torch_native",
-            mem_fraction_static=None,
-            max_total_tokens=16384,
-            max_running_requests=64,
-            cuda_graph=False,
-            log_level="info",
-            seeded=True,
-            context_length=256,
-        )
+        values = {
+            "tp": 1,
+            "port": None,
+            "dist_port": None,
+            "threads": 1,
+            "attention_backend": "torch_native",
+            "mem_fraction_static": None,
+            "max_total_tokens": 16384,
+            "max_running_requests": 64,
+            "cuda_graph": False,
+            "log_level": "info",
+            "seeded": True,
+            "context_length": 256,
+        }
         values.update(engine)
         tp = values["tp"]
         engine_plans = tuple(
@@ -44,18 +45,29 @@ def make_plan() -> Callable[..., RunPlan]:
         )
         slots = tuple(Slot(i, i // gpus_per_node, i % gpus_per_node) for i in range(max(engines * tp, 1)))
         unused = dict.fromkeys(
-            ("experiment", "stop_after", "algo", "batch", "data", "reward", "eval", "checkpoint", "tracking", "timeouts")
+            (
+                "experiment",
+                "stop_after",
+                "algo",
+                "batch",
+                "data",
+                "reward",
+                "eval",
+                "checkpoint",
+                "tracking",
+                "timeouts",
+            )
         )
-        rollout_values = dict(
-            max_prompt_tokens=64,
-            max_response_tokens=64,
-            temperature=1.0,
-            stop=stop,
-            seeded=values["seeded"],
-            request_timeout_s=60.0,
-            max_retries=3,
-            max_concurrent_groups=64,
-        )
+        rollout_values = {
+            "max_prompt_tokens": 64,
+            "max_response_tokens": 64,
+            "temperature": 1.0,
+            "stop": stop,
+            "seeded": values["seeded"],
+            "request_timeout_s": 60.0,
+            "max_retries": 3,
+            "max_concurrent_groups": 64,
+        }
         return RunPlan(
             name="test",
             seed=1234,

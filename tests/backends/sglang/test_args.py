@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from rlrun.backends.sglang.args import router_command, server_command, server_env, visible_gpus
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RouterPlan
@@ -46,7 +47,7 @@ def test_a_seeded_engine_is_deterministic_and_an_unseeded_one_is_not(make_plan):
 
 
 def test_cuda_graphs_follow_the_plan(make_plan):
-    changes = dict(device="cuda", attention_backend="triton", max_total_tokens=None, mem_fraction_static=0.6)
+    changes = {"device": "cuda", "attention_backend": "triton", "max_total_tokens": None, "mem_fraction_static": 0.6}
     without = options(command_of(make_plan(**changes)))
     assert "disable-cuda-graph" in without
     assert "disable-piecewise-cuda-graph" in without

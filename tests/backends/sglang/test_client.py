@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+
 from rlrun.backends.base import EngineAddress, GenerateRequest
 from rlrun.backends.sglang import client as client_module
 from rlrun.backends.sglang.client import SglangClient, to_completion, to_version
@@ -86,7 +87,9 @@ def run(plan, servers: list[FakeServer], use: Callable[[SglangClient], Awaitable
 
 
 def request(seeds=(7, 8, 9), **changes) -> GenerateRequest:
-    return GenerateRequest(**{**dict(token_ids=PROMPT, seeds=seeds, temperature=0.7, max_new_tokens=5), **changes})
+    return GenerateRequest(
+        **{**{"token_ids": PROMPT, "seeds": seeds, "temperature": 0.7, "max_new_tokens": 5}, **changes}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +159,7 @@ def test_a_lasting_failure_names_the_engine_and_the_last_reason(make_plan):
 
 def test_a_timeout_is_reported_in_seconds(make_plan):
     plan = make_plan(rollout={"max_retries": 0, "request_timeout_s": 0.2})
-    with pytest.raises(RunFailed, match="no answer in 0.2 s"):
+    with pytest.raises(RunFailed, match=r"no answer in 0\.2 s"):
         run(plan, [FakeServer(["hang"])], lambda c: c.generate(request()))
 
 
@@ -170,13 +173,13 @@ def test_a_dead_engine_is_named(make_plan):
         finally:
             await backend.close()
 
-    with pytest.raises(RunFailed, match="engine 4: POST /generate to .* failed 2 times.*ClientConnectorError"):
+    with pytest.raises(RunFailed, match=r"engine 4: POST /generate to .* failed 2 times.*ClientConnectorError"):
         asyncio.run(main())
 
 
 def test_a_refused_request_is_not_retried(make_plan):
     server = FakeServer([400])
-    with pytest.raises(RunFailed, match="engine 0: refused POST .* HTTP 400: .*no room"):
+    with pytest.raises(RunFailed, match=r"engine 0: refused POST .* HTTP 400: .*no room"):
         run(make_plan(), [server], lambda c: c.generate(request()))
     assert len(server.bodies) == 1
 

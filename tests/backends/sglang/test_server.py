@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from rlrun.backends.sglang.server import OwnedProcess, RouterProcess, ServerProcess, _wait_until, choose_port
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RouterPlan
