@@ -20,7 +20,9 @@ NOT_SEMANTIC = {"semantic": False}
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class ArchitectureConfig(Section):

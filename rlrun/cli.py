@@ -1,0 +1,182 @@
+"""The command line. Plans and explanations go to stdout, errors to stderr; a wrong configuration never shows a traceback.
+
+Exit codes: 0 fine, 1 the run failed, 2 the configuration or the command is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlrun.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError, RunFailed, Where
+
+VERBS = ("run", "plan", "explain", "resume")
+
+HELP = """\
+Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
+       rlrun explain KEY|CODE [+experiment=NAME ...]
+       rlrun resume RUN_DIR [key=value ...]
+
+  run      validate, launch and train (default); -m runs every point of key=a,b
+  plan     show what run would do; starts nothing, needs no GPU
+  explain  say what a key means, its value here and who set it, or what an error code means
+  resume   go on with a run that stopped, from its newest checkpoint
+
+  -m, --multirun     a sweep: key=a,b  key=range(1,4)  group=x,y
+  --config-dir DIR   also look for groups and experiments in DIR, which has the shape of conf/
+  --json             plan: print the plan, or the problems, as JSON
+  -h, --help         show this text
+  --version          show the version
+
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words of the command line, sorted."""
+
+    verb: str
+    words: tuple[str, ...]
+    multirun: bool = False
+    as_json: bool = False
+    config_dir: str | None = None
+    show: str | None = None
+    """help or version, when that is all that was asked for."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = None
+    try:
+        command = parse(arguments)
+        return _run(command)
+    except RlrunError as e:
+        _report(e.problems, as_json=command is not None and command.as_json)
+        return EXIT_CONFIG
+    except RunFailed as e:
+        print(f"error: {e}", file=sys.stderr)
+        return EXIT_RUN_FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Sorts the words. Raises RlrunError (bad-usage) for a verb or flag that there is not."""
+    words: list[str] = []
+    flags: dict[str, bool] = {}
+    config_dir = None
+    rest = iter(arguments)
+    for word in rest:
+        name, has_value, value = word.partition("=")
+        if word in ("-h", "--help", "--version", "-m", "--multirun", "--json"):
+            flags[{"-h": "--help", "-m": "--multirun"}.get(word, word)] = True
+        elif name == "--config-dir":
+            config_dir = value if has_value else next(rest, None)
+            if not config_dir:
+                raise _usage("--config-dir needs a folder", word, "write --config-dir DIR")
+        elif word.startswith("-"):
+            raise _usage(f"there is no flag {word}", word, "see rlrun --help")
+        else:
+            words.append(word)
+    verb = words.pop(0) if words and words[0] in VERBS else "run"
+    if not arguments or "--help" in flags or "--version" in flags:
+        return Command(verb, (), config_dir=config_dir, show="version" if "--version" in flags else "help")
+    if verb == "run" and words and words[0].isalpha():
+        close = difflib.get_close_matches(words[0], VERBS, n=1)
+        hint = f"did you mean `rlrun {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}; see rlrun --help"
+        raise _usage(f"there is no verb `{words[0]}`", words[0], hint)
+    command = Command(verb, tuple(words), "--multirun" in flags, "--json" in flags, config_dir)
+    _refuse_idle_flags(command)
+    return command
+
+
+def _refuse_idle_flags(command: Command) -> None:
+    """Flags that the verb would ignore, and operands that it needs."""
+    if command.as_json and command.verb != "plan":
+        raise _usage(f"--json belongs to plan, not to {command.verb}", "--json", "leave it out")
+    if command.multirun and command.verb not in ("run", "plan"):
+        raise _usage(f"-m belongs to run and plan, not to {command.verb}", "-m", "leave it out")
+    if command.verb == "resume" and command.config_dir is not None:
+        raise _usage("resume reads the run's own folder", "--config-dir", "leave --config-dir out")
+    if command.verb in ("resume", "explain") and (not command.words or "=" in command.words[0]):
+        operand = {"resume": "RUN_DIR", "explain": "KEY or CODE"}[command.verb]
+        raise _usage(f"{command.verb} needs {operand}", command.verb, f"write rlrun {command.verb} {operand} ...")
+
+
+def _usage(summary: str, word: str, hint: str) -> RlrunError:
+    return RlrunError(Problem("bad-usage", summary, (Where("command line", word),), hint))
+
+
+def _run(command: Command) -> int:
+    if command.show == "version":
+        from importlib.metadata import version
+
+        print(f"rlrun {version('rlrun')}")
+    elif command.show == "help":
+        print(HELP + _experiments(command.config_dir))
+    elif command.verb == "explain":
+        from rlrun.plan.explain import explain
+
+        print(explain(command.words[0], command.words[1:], command.config_dir))
+    elif command.verb == "plan":
+        _plan(command)
+    elif command.verb == "resume":
+        from rlrun.runtime.launch import resume
+
+        return resume(command.words[0], list(command.words[1:]))
+    elif command.multirun:
+        from rlrun.config.load import expand_sweep
+        from rlrun.runtime.sweep import sweep
+
+        return sweep(expand_sweep(command.words), command.config_dir)
+    else:
+        from rlrun.plan.build import load_plan
+
+        plan = load_plan(list(command.words), command.config_dir)
+        from rlrun.runtime.launch import run
+
+        return run(plan)
+    return EXIT_OK
+
+
+def _plan(command: Command) -> None:
+    from rlrun.plan.build import load_plan
+    from rlrun.plan.render import plan_document, render_plan, render_sweep
+
+    if not command.multirun:
+        plan = load_plan(list(command.words), command.config_dir)
+        print(json.dumps(plan_document(plan), indent=1) if command.as_json else render_plan(plan))
+        return
+    from rlrun.config.load import expand_sweep
+    from rlrun.runtime.sweep import plan_all, varying
+
+    points = expand_sweep(command.words)
+    plans = plan_all(points, command.config_dir)
+    if command.as_json:
+        print(json.dumps([plan_document(plan) for plan in plans], indent=1))
+    else:
+        print(render_sweep(plans, varying(points)))
+
+
+def _report(problems: Sequence[Problem], as_json: bool) -> None:
+    """Text for people on stderr; with --json the same as data on stdout."""
+    from rlrun.plan.render import problems_document, render_problems
+
+    if as_json:
+        print(json.dumps(problems_document(problems), indent=1))
+    print(render_problems(problems, stream=sys.stderr), file=sys.stderr)
+
+
+def _experiments(config_dir: str | None) -> str:
+    from rlrun.config.compose import Groups
+
+    return "Experiments: " + ", ".join(Groups(config_dir).options("experiment"))

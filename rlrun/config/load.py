@@ -1,0 +1,279 @@
+"""Words of the command line and YAML files -> RunConfig, or every problem that they have.
+
+Hydra's grammar reads the words, Hydra's groups compose the files (`compose.py`), OmegaConf resolves `${...}`, and
+pydantic decides what is allowed. Nothing here stops at the first problem.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rlrun.config.compose import Composition, Groups
+from rlrun.config.keys import all_keys, find_key, nearest_key
+from rlrun.config.origin import COMMAND_LINE, Origins, show
+from rlrun.config.partial import Partial
+from rlrun.config.schema import RunConfig
+from rlrun.errors import Problem, RlrunError, Where
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration as far as it could be read. `config` is a whole RunConfig exactly when there are no problems."""
+
+    config: RunConfig | Partial
+    values: dict[str, Any]
+    origins: Origins
+    experiment: str | None
+    problems: tuple[Problem, ...]
+
+
+def load(words: Sequence[str], config_dir: str | None = None) -> Loaded:
+    """Composes `+experiment=name`, `group=option` and `key=value` words. Raises nothing: problems are returned."""
+    problems: list[Problem] = []
+    overrides = _parse(words, problems)
+    problems += [_sweep_problem(o) for o in overrides if o.is_sweep_override()]
+    overrides = [o for o in overrides if not o.is_sweep_override()]
+    if config_dir is not None and not os.path.isdir(config_dir):
+        summary = f"there is no folder {config_dir}"
+        where = (Where(COMMAND_LINE, f"--config-dir {config_dir}"),)
+        problems.append(Problem("config-dir-not-found", summary, where, hint="give --config-dir an existing folder"))
+        config_dir = None
+    groups = Groups(config_dir)
+    chosen = [o for o in overrides if _is_choice(o, groups)]
+    composition = groups.compose(chosen)
+    problems += composition.problems
+    _apply([o for o in overrides if o not in chosen], composition, groups, problems)
+    experiment = composition.choices.get("experiment")
+    return _validated(composition.tree, composition.origins, experiment, problems, composition.incomplete, groups)
+
+
+def reload(values: dict[str, Any], origin: str, words: Sequence[str], experiment: str | None) -> Loaded:
+    """A configuration resolved earlier (and read from `origin`) with new `key=value` words; choices are refused."""
+    problems: list[Problem] = []
+    overrides = _parse(words, problems)
+    problems += [_sweep_problem(o) for o in overrides if o.is_sweep_override()]
+    groups = Groups()
+    choices = [o for o in overrides if _is_choice(o, groups)]
+    problems += [_choice_problem(o) for o in choices]
+    origins = Origins()
+    for key, value in values.items():
+        origins.add_value(key, value, Where(origin, ""))
+    composition = Composition(OmegaConf.create(values), origins, {}, [], False)
+    rest = [o for o in overrides if o not in choices and not o.is_sweep_override()]
+    _apply(rest, composition, groups, problems)
+    return _validated(composition.tree, origins, experiment, problems, False, groups)
+
+
+def expand_sweep(words: Sequence[str]) -> list[list[str]]:
+    """Every point of `key=a,b`, `key=range(1,4)` and `key=choice(a,b)` words, the last word varying fastest.
+
+    Raises RlrunError for words that cannot be read and for sweeps without a list of values.
+    """
+    problems: list[Problem] = []
+    overrides = _parse(words, problems)
+    groups = Groups()
+    axes: list[list[str]] = []
+    for override in overrides:
+        override.config_loader = groups.loader
+        if not override.is_sweep_override():
+            axes.append([override.input_line or ""])
+        elif override.is_discrete_sweep():
+            axes.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+        else:
+            problems.append(_sweep_problem(override))
+    if problems:
+        raise RlrunError(problems)
+    return [list(point) for point in itertools.product(*axes)]
+
+
+def _parse(words: Iterable[str], problems: list[Problem]) -> list[Override]:
+    parser = OverridesParser.create()
+    overrides = []
+    for word in words:
+        try:
+            overrides += parser.parse_overrides([word])
+        except (HydraException, OmegaConfBaseException) as e:
+            reason = str(e).split("\nSee https")[0].splitlines()[-1].strip()
+            where = (Where(COMMAND_LINE, word),)
+            hint = "write key=value, and quote a value with special characters: key='\"a, b\"'"
+            problems.append(Problem("bad-override", f"cannot read `{word}`: {reason}", where, hint=hint))
+    return overrides
+
+
+def _sweep_problem(override: Override) -> Problem:
+    word = override.input_line or ""
+    if override.is_discrete_sweep():
+        summary = f"`{word}` gives several values, and this is one run"
+        hint = f"add -m to run each, or write {override.key_or_group}=[...] for a list"
+    else:
+        summary = f"`{word}` is a range without a list of values"
+        hint = f"list the values: {override.key_or_group}=1,2,3"
+    return Problem("sweep-not-possible", summary, (Where(COMMAND_LINE, word),), hint=hint)
+
+
+def _choice_problem(override: Override) -> Problem:
+    word = override.input_line or ""
+    summary = f"`{word}` chooses a file, and a run that exists keeps its files"
+    return Problem("choice-not-possible", summary, (Where(COMMAND_LINE, word),), hint="set single keys: key=value")
+
+
+def _is_choice(override: Override, groups: Groups) -> bool:
+    """Whether the word chooses an option of a group, rather than setting a key of that name."""
+    return groups.exists(override.key_or_group) and not isinstance(override.value(), dict)
+
+
+def _apply(overrides: Iterable[Override], composition: Composition, groups: Groups, problems: list[Problem]) -> None:
+    """Sets `key=value` (`+key` and `++key` mean the same) in the tree; keys the schema lacks are problems."""
+    for override in overrides:
+        key, word = override.key_or_group, override.input_line or ""
+        if find_key(key) is None or override.package is not None:
+            problems.append(_unknown_key(key, (Where(COMMAND_LINE, word),), groups))
+            continue
+        try:
+            if override.is_delete():
+                _delete(composition.tree, key)
+            else:
+                OmegaConf.update(composition.tree, key, override.value(), merge=True, force_add=True)
+            composition.origins.add_value(key, override.value(), Where(COMMAND_LINE, word))
+        except OmegaConfBaseException as e:
+            summary = f"cannot set `{word}`: {str(e).splitlines()[0]}"
+            problems.append(Problem("bad-override", summary, (Where(COMMAND_LINE, word),), hint=f"set {key} to {_expected(key)}"))
+
+
+def _delete(tree: DictConfig, key: str) -> None:
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(tree, parent) if parent else tree
+    if isinstance(node, DictConfig) and name in node:
+        with open_dict(node):
+            del node[name]
+
+
+def _validated(
+    tree: DictConfig,
+    origins: Origins,
+    experiment: str | None,
+    problems: list[Problem],
+    incomplete: bool,
+    groups: Groups,
+) -> Loaded:
+    bad: set[tuple[str, ...]] = set()
+    values = _resolved(tree, (), origins, problems, bad)
+    config: RunConfig | Partial
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as e:
+        for error in e.errors(include_url=False):
+            location = tuple(str(part) for part in error["loc"])
+            if location in bad:
+                continue
+            if error["type"] == "missing" and incomplete:
+                bad.add(location)
+                continue
+            if error["type"] != "extra_forbidden":
+                bad.add(location)
+            problems.append(_schema_problem(error, ".".join(location), origins, groups))
+        config = Partial(RunConfig, values, frozenset(bad))
+    if bad and isinstance(config, RunConfig):
+        config = Partial(RunConfig, values, frozenset(bad))
+    return Loaded(config, values, origins, experiment, tuple(problems))
+
+
+def _resolved(
+    node: DictConfig, path: tuple[str, ...], origins: Origins, problems: list[Problem], bad: set[tuple[str, ...]]
+) -> dict[str, Any]:
+    """Plain values of a tree, every `${...}` replaced. Keys without a value (`???`, bad `${...}`) are left out."""
+    values: dict[str, Any] = {}
+    for name in node:
+        here = (*path, str(name))
+        key = ".".join(here)
+        if OmegaConf.is_missing(node, name):
+            bad.add(here)
+            problems.append(_missing(key, origins.where(key, "???")))
+            continue
+        try:
+            value = node[name]
+            if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(node, name):
+                value = _resolved(value, here, origins, problems, bad)
+            elif isinstance(value, DictConfig | ListConfig):
+                value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        except Exception as e:  # a resolver is a function of the user's, and may raise anything
+            written = OmegaConf.to_container(OmegaConf.create({"v": node._get_node(name)}), resolve=False)["v"]  # type: ignore[index,call-overload]
+            where = (origins.where(key, written),)
+            hint = "name an existing key in ${...}, or write the value itself"
+            bad.add(here)
+            problems.append(Problem("bad-interpolation", f"{key} cannot be resolved: {str(e).splitlines()[0]}", where, hint=hint))
+            continue
+        values[str(name)] = value
+    return values
+
+
+def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Groups) -> Problem:
+    """One finding of pydantic in our words."""
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(key, (origins.where(key, error["input"]),), groups)
+    if error["type"] == "missing":
+        return _missing(key, None, groups)
+    value = error["input"]
+    where = (origins.where(key, value),)
+    known = find_key(key)
+    name = known.path if known is not None else key
+    bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number")
+    code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
+    got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
+    hint = f"set {name} to {_expected(name)}"
+    if known is not None and not known.required and known.section is None:
+        hint += f"; the default is {show(known.default)}"
+    if isinstance(value, int | float) and known is not None and known.expected.startswith("a text"):
+        hint = f"quote it: {name}='\"{value}\"'"
+    return Problem(code, f"{name} is {got}, it has to be {_expected(name)}", where, hint=hint)
+
+
+def _expected(key: str) -> str:
+    known = find_key(key)
+    return known.expected if known is not None else "a value"
+
+
+def _kind(value: Any) -> str:
+    for types, word in ((bool, "the truth value"), (int | float, "the number"), (str, "the text"), (dict, "the mapping"), (list, "the list")):
+        if isinstance(value, types):
+            return word
+    return ""
+
+
+def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
+    parent, _, name = key.rpartition(".")
+    while parent and parent not in all_keys():
+        parent, _, name = parent.rpartition(".")
+    summary = f"{parent} has no key `{name}`" if parent else f"there is no key `{name}`"
+    meant = nearest_key(key)
+    if key == "experiment" and "/" in where[0].origin:
+        hint = "begin the file with the line `# @package _global_`, so that its keys are those of a run"
+    elif meant is not None:
+        hint = f"did you mean `{meant}`?"
+    else:
+        siblings = [k.path for k in all_keys().values() if k.path.rpartition(".")[0] == parent]
+        hint = f"the keys there are {', '.join(k.rpartition('.')[2] for k in siblings)}"
+    return Problem("unknown-key", summary, where, hint=hint)
+
+
+def _missing(key: str, where: Where | None, groups: Groups | None = None) -> Problem:
+    options = groups.options(key) if groups is not None else []
+    if options:
+        hint = f"choose one: {', '.join(f'{key}={option}' for option in options)}; or start from +experiment=NAME"
+    else:
+        hint = f"set {key} to {_expected(key)}"
+        if "." not in key:
+            hint += ", or start from +experiment=NAME"
+    return Problem("missing-value", f"{key} has no value", (where,) if where else (), hint=hint)

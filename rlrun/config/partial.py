@@ -1,0 +1,37 @@
+"""Reads a configuration some of whose keys are wrong, so that the rules of the plan can judge the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.config.keys import section_of
+from rlrun.config.schema import Section
+
+
+class Unreadable(Exception):
+    """A rule asked for a key that has a problem of its own. Whoever runs rules skips this one."""
+
+
+class Partial:
+    """Looks like the section, e.g. `partial.algo.group_size`; reading a bad key raises Unreadable.
+
+    `bad` holds the paths that did not validate. Everything else did, and validation changes no value.
+    """
+
+    def __init__(self, section: type[Section], values: Mapping[str, Any], bad: frozenset[tuple[str, ...]], path: tuple[str, ...] = ()):
+        self._section, self._values, self._bad, self._path = section, values, bad, path
+
+    def __getattr__(self, name: str) -> Any:
+        path = (*self._path, name)
+        if path in self._bad:
+            raise Unreadable(".".join(path))
+        field = self._section.model_fields[name]
+        if name not in self._values:
+            return field.get_default()
+        value, inner = self._values[name], section_of(field.annotation)
+        if inner is not None and value is not None:
+            return Partial(inner, value, self._bad, path)
+        if any(bad[: len(path)] == path for bad in self._bad):  # an item of a list or mapping
+            raise Unreadable(".".join(path))
+        return value

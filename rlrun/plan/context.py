@@ -1,0 +1,92 @@
+"""What a rule may look at: the configuration, who set each key, the model's shape and the rows of the data."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config.keys import all_keys
+from rlrun.config.origin import Origins
+from rlrun.config.partial import Partial, Unreadable
+from rlrun.config.schema import ArchitectureConfig, RunConfig
+from rlrun.errors import Problem, RlrunError
+from rlrun.plan.dataset import Scan, scan
+from rlrun.plan.model_spec import make_spec, read_architecture
+from rlrun.plan.types import ModelSpec
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+@dataclass
+class Context:
+    config: RunConfig | Partial
+    origins: Origins
+
+    def value(self, key: str) -> Any:
+        """The value at a dotted key. Raises Unreadable when it, or a group around it, is wrong or null."""
+        node: Any = self.config
+        for name in key.split("."):
+            if node is None:
+                raise Unreadable(key)
+            node = getattr(node, name)
+        return node
+
+    def changed(self, key: str) -> bool:
+        """Whether a key has another value than its default."""
+        return self.value(key) != all_keys()[key].default
+
+    def problem(self, code: str, summary: str, *keys: str, hint: str) -> Problem:
+        """A problem that shows these keys, their values and who set them."""
+        return Problem(code, summary, tuple(self.origins.where(key, self.value(key)) for key in keys), hint)
+
+    @functools.cached_property
+    def model_dir(self) -> str | None:
+        """Local folder of the model; None when it is random or on the Hub."""
+        model = self.config.model
+        if model.init == "random" or model.path is None:
+            return None
+        return local_path(model.path)
+
+    @functools.cached_property
+    def expected(self) -> dict[str, Any]:
+        """`model.architecture` as a mapping."""
+        architecture = self.config.model.architecture
+        return {name: getattr(architecture, name) for name in ArchitectureConfig.model_fields}
+
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """The model that would be trained. Raises Unreadable when its config.json cannot be used."""
+        return make_spec(self.config.model.family, self.expected if self.model_dir is None else self.found)
+
+    @functools.cached_property
+    def found(self) -> dict[str, Any]:
+        """The architecture in the checkpoint's config.json. Raises Unreadable when that cannot be used."""
+        assert self.model_dir is not None
+        try:
+            return read_architecture(self.model_dir)
+        except RlrunError as e:
+            raise Unreadable("model.path") from e
+
+    def rows(self, name: str) -> Scan | None:
+        """The rows of `data.train` or `data.eval`; None when there is no such data set. Read once."""
+        dataset = getattr(self.config.data, name)
+        if dataset is None:
+            return None
+        model = self.config.model
+        alphabet = model.alphabet if model.init == "random" else None
+        return scan(absolute(dataset.path), dataset.prompt_key, dataset.label_key, alphabet)
+
+
+def local_path(path: str) -> str | None:
+    """The folder that `model.path` means; None when it is the id of a model on the Hub."""
+    expanded = os.path.expanduser(path)
+    is_hub_id = _HUB_ID.fullmatch(path) is not None and not os.path.isdir(expanded)
+    return None if is_hub_id else os.path.abspath(expanded)
+
+
+def absolute(path: str) -> str:
+    """A path from a configuration, relative to the working directory."""
+    return os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,99 @@
+"""What the plan has to know of a JSONL file: that every row can be used, how many there are, and its hash."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+MOST_SHOWN = 5
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class BadRow:
+    line: int
+    """From 1."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`error` is set when the file could not be read at all; `bad` holds the first few unusable rows."""
+
+    num_rows: int
+    sha256: str
+    bad: tuple[BadRow, ...]
+    num_bad: int
+    foreign: tuple[BadRow, ...]
+    """The first few rows with characters that the alphabet lacks."""
+    error: str | None = None
+
+
+@functools.lru_cache(maxsize=8)
+def scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None = None) -> Scan:
+    """Reads a JSONL file once. Blank lines are not rows. With `alphabet`, looks at the characters too. Raises nothing."""
+    digest = hashlib.sha256()
+    bad: list[BadRow] = []
+    foreign: list[BadRow] = []
+    rows = num_bad = 0
+    try:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                digest.update(raw)
+                if not raw.strip():
+                    continue
+                rows += 1
+                prompt, reason = _read_row(raw, prompt_key, label_key)
+                if reason is not None:
+                    num_bad += 1
+                    if len(bad) < MOST_SHOWN:
+                        bad.append(BadRow(number, reason))
+                elif alphabet is not None and len(foreign) < MOST_SHOWN:
+                    unknown = foreign_characters(prompt, alphabet)
+                    if unknown:
+                        foreign.append(BadRow(number, unknown))
+    except OSError as e:
+        return Scan(0, "", (), 0, (), error=(e.strerror or str(e)).lower())
+    return Scan(rows, digest.hexdigest(), tuple(bad), num_bad, tuple(foreign))
+
+
+def _read_row(raw: bytes, prompt_key: str, label_key: str | None) -> tuple[Any, str | None]:
+    """A row's prompt, and why it cannot be used (None when it can)."""
+    try:
+        row = json.loads(raw)
+    except UnicodeDecodeError:
+        return None, "is not UTF-8"
+    except json.JSONDecodeError as e:
+        return None, f"is not JSON: {e.msg} at column {e.colno}"
+    if not isinstance(row, dict):
+        return None, f"is a {type(row).__name__}, not an object"
+    for key in (prompt_key, label_key):
+        if key is not None and key not in row:
+            return None, f"has no field `{key}`, only {', '.join(row) or 'an empty object'}"
+    fault = prompt_fault(row[prompt_key])
+    return row[prompt_key], f"has a `{prompt_key}` that {fault}" if fault else None
+
+
+def foreign_characters(prompt: Any, alphabet: str) -> str:
+    """The characters of a prompt that the alphabet lacks, in order. Special tokens are spelled out in neither."""
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    characters = set(re.sub(r"<\|(endoftext|im_start|im_end)\|>", "", "".join(texts)))
+    return "".join(sorted(characters - set(alphabet)))
+
+
+def prompt_fault(prompt: Any) -> str | None:
+    """Why a value is no prompt: it has to be a text, or a list of {role, content} messages."""
+    if isinstance(prompt, str):
+        return None if prompt else "is empty"
+    if not isinstance(prompt, list) or not prompt:
+        return "is neither a text nor a list of messages"
+    for message in prompt:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            return "has a message without a text as `content`"
+        if message.get("role") not in ROLES:
+            return f"has a message with the role {message.get('role')!r}, not one of {', '.join(ROLES)}"
+    return None

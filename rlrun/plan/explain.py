@@ -1,0 +1,77 @@
+"""`rlrun explain`: what a key means, its value here and who set it; or what an error code means."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Sequence
+
+from rlrun.config.keys import Key, all_keys, find_key, nearest_key
+from rlrun.config.load import Loaded, load
+from rlrun.config.origin import COMMAND_LINE, show
+from rlrun.config.partial import Unreadable
+from rlrun.errors import Problem, RlrunError, Where
+from rlrun.plan.codes import CODES
+from rlrun.plan.context import Context
+
+WIDTH = 100
+
+
+def explain(name: str, words: Sequence[str], config_dir: str | None = None) -> str:
+    """Text about a key (`algo.lr`), a group of keys (`algo`) or a code (`unknown-key`).
+
+    Values are those of the configuration that `words` choose, whatever else is wrong with it. Raises RlrunError
+    (unknown-key) when there is neither.
+    """
+    if name in CODES:
+        return f"error[{name}]\n{_paragraph(CODES[name])}"
+    key = find_key(name)
+    if key is None:
+        close = difflib.get_close_matches(name, CODES, n=1) if "-" in name else []
+        meant = close[0] if close else nearest_key(name)
+        hint = f"did you mean `{meant}`?" if meant else f"the groups are {', '.join(_children(''))}"
+        where = (Where(COMMAND_LINE, f"explain {name}"),)
+        raise RlrunError(Problem("unknown-key", f"there is no key and no error code `{name}`", where, hint))
+    loaded = load(words, config_dir)
+    return _section(key, loaded) if key.section is not None else _leaf(key, loaded)
+
+
+def _leaf(key: Key, loaded: Loaded) -> str:
+    default = "required" if key.required else f"default {show(key.default)}"
+    lines = [key.path, _paragraph(key.doc), f"  Expects {key.expected}."]
+    value, origin = _value(key, loaded)
+    if origin is not None:
+        lines.append(f"  {value}   {origin}   ({default})")
+    else:
+        lines.append(f"  {value}   ({default})")
+    return "\n".join(lines)
+
+
+def _section(key: Key, loaded: Loaded) -> str:
+    children = _children(key.path)
+    width = max(map(len, children))
+    values = {name: _value(all_keys()[f"{key.path}.{name}"], loaded)[0] for name in children}
+    value_width = min(max(map(len, values.values())), 30)
+    lines = [key.path, _paragraph(key.doc)] if key.doc else [key.path]
+    for name in children:
+        lines.append(f"  {name:<{width}}  {values[name]:<{value_width}}  {all_keys()[f'{key.path}.{name}'].doc}".rstrip())
+    return "\n".join(lines)
+
+
+def _value(key: Key, loaded: Loaded) -> tuple[str, str | None]:
+    """A key's value as text, and who set it (None: nobody)."""
+    if key.section is not None:
+        return "...", None
+    try:
+        value = show(Context(loaded.config, loaded.origins).value(key.path))
+    except Unreadable:
+        value = "no value" if key.path not in loaded.origins else "no usable value"
+    return value, loaded.origins.of(key.path) if key.path in loaded.origins else None
+
+
+def _children(parent: str) -> list[str]:
+    return [k.path.rpartition(".")[2] for k in all_keys().values() if k.path.rpartition(".")[0] == parent]
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent="  ", subsequent_indent="  ")

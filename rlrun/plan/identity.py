@@ -1,0 +1,69 @@
+"""What makes two runs the same experiment: a hash over the values that decide what is learned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.keys import all_keys
+from rlrun.config.schema import RunConfig
+from rlrun.plan.context import Context, absolute
+
+DIGITS = 12
+
+
+def resolved(c: Context) -> dict[str, Any]:
+    """Every key with its value; paths absolute and the architecture as found, so that it means the same anywhere."""
+    config = c.config
+    assert isinstance(config, RunConfig)
+    values = config.model_dump(mode="json")
+    values["output_dir"] = absolute(config.output_dir)
+    for dataset in (values["data"]["train"], values["data"]["eval"]):
+        if dataset is not None:
+            dataset["path"] = absolute(dataset["path"])
+    if c.model_dir is not None:
+        values["model"]["path"] = c.model_dir
+        values["model"]["architecture"] = dict(c.found)
+    return values
+
+
+def config_hash(c: Context, dtype: str) -> str:
+    """12 hex digits of sha256 over the semantic values as canonical JSON.
+
+    Placement, deadlines, labels and the like are left out (`semantic: False` in the schema). Files count by content,
+    so the hash is the same on another machine: data by sha256; a local model by its config.json and the names and
+    sizes of its weight files, because hashing gigabytes would take longer than planning.
+    """
+    values = _semantic(resolved(c), "")
+    values["model"]["dtype"] = dtype
+    for name in ("train", "eval"):
+        rows = c.rows(name)
+        if rows is not None:
+            values["data"][name]["path"] = f"sha256:{rows.sha256}"
+    if c.model_dir is not None:
+        values["model"]["path"] = f"sha256:{_checkpoint_digest(Path(c.model_dir))}"
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
+
+
+def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        key = all_keys()[f"{prefix}{name}"]
+        if not key.semantic:
+            continue
+        if key.section is not None and value is not None:
+            value = _semantic(value, f"{key.path}.")
+        elif isinstance(value, int) and not isinstance(value, bool) and key.expected.startswith("a number"):
+            value = float(value)  # 1 and 1.0 are the same learning rate
+        kept[name] = value
+    return kept
+
+
+def _checkpoint_digest(folder: Path) -> str:
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return digest.hexdigest()

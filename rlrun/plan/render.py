@@ -1,0 +1,263 @@
+"""A plan or its problems as text for people, or as JSON for programs. Nothing is decided here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from rlrun.config.origin import show
+from rlrun.errors import Problem, Where
+from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
+
+WIDTH = 100
+JSON_SCHEMA = 1
+"""Raised when a field of the JSON output changes its name or meaning."""
+
+
+class Style:
+    """ANSI colours, only on a terminal and not with NO_COLOR."""
+
+    def __init__(self, stream: TextIO | None):
+        self._on = stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
+
+    def bold(self, text: str) -> str:
+        return self._paint(text, "1")
+
+    def red(self, text: str) -> str:
+        return self._paint(text, "1;31")
+
+    def dim(self, text: str) -> str:
+        return self._paint(text, "2")
+
+    def cyan(self, text: str) -> str:
+        return self._paint(text, "36")
+
+    def _paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._on else text
+
+
+def render_problems(problems: Sequence[Problem], stream: TextIO | None = sys.stderr) -> str:
+    """All problems, then their number. `stream` is where the text will go; it decides about colour."""
+    style = Style(stream)
+    count = f"Found {len(problems)} error{'s' if len(problems) != 1 else ''}. Nothing was started."
+    return "\n\n".join([*(_problem(p, style) for p in problems), count])
+
+
+def _problem(problem: Problem, style: Style) -> str:
+    head = f"error[{problem.code}]: "
+    first, *more = _wrap(problem.summary, len(head)) or [""]
+    lines = [style.red(f"error[{problem.code}]") + f": {first}", *(f"  {line}" for line in more)]
+    width = max((len(w.origin) for w in problem.where), default=0)
+    lines += [_where(w, width, style) for w in problem.where]
+    if problem.hint:
+        first, *more = _wrap(problem.hint, len("hint: ")) or [""]
+        lines += ["", style.cyan("hint:") + f" {first}", *(f"      {line}" for line in more)]
+    return "\n".join(lines)
+
+
+def _where(where: Where, width: int, style: Style) -> str:
+    return f"  {style.dim(where.origin.ljust(width))}   {where.text}".rstrip()
+
+
+def _wrap(text: str, first: int) -> list[str]:
+    """Wraps at WIDTH and keeps the line breaks there are; long words, such as paths, stay whole."""
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        indent = " " * (first if not lines else 6)
+        wrapped = textwrap.wrap(paragraph, WIDTH, initial_indent=indent, subsequent_indent=" " * 6,
+                                break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        lines += [line.strip() for line in wrapped]
+    return lines
+
+
+def render_plan(plan: RunPlan, stream: TextIO | None = sys.stdout) -> str:
+    """The plan on one screen: what runs where, batch arithmetic, weights, and what differs from the defaults."""
+    style = Style(stream)
+    blocks = [style.bold(_title(plan)), _rows(_processes(plan), style), _rows(_facts(plan), style)]
+    if plan.changed:
+        blocks.append(style.bold("Set away from the defaults") + "\n" + _changes(plan.changed, style))
+    blocks.append(_counts(plan))
+    return "\n\n".join(blocks)
+
+
+def render_sweep(plans: Sequence[RunPlan], names: Sequence[str], stream: TextIO | None = sys.stdout) -> str:
+    """The first point in full, then each point's difference and hash."""
+    style = Style(stream)
+    width = max(len(name) for name in names)
+    rows = [f"  {name:<{width}}   {style.dim(plan.config_hash)}" for name, plan in zip(names, plans, strict=True)]
+    title = style.bold(f"Sweep of {_n(len(plans), 'point')}, one after the other")
+    return "\n\n".join([render_plan(plans[0], stream), "\n".join([title, *rows])])
+
+
+def _title(plan: RunPlan) -> str:
+    if plan.device == "cpu":
+        return f"Plan: {plan.name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'slot')} on CPU"
+    return f"Plan: {plan.name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'GPU')}"
+
+
+def _processes(plan: RunPlan) -> list[tuple[str, str]]:
+    """Which slots do what."""
+    train, engines = plan.train, plan.engines
+    unit = "slot" if plan.device == "cpu" else "GPU"
+    sizes = [f"{name} {size}" for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp)) if size > 1]
+    rollout_slots = tuple(slot for engine in engines for slot in engine.slots)
+    size = f" x {_n(engines[0].tp, unit)} (tp {engines[0].tp})" if engines[0].tp > 1 else f" x 1 {unit}"
+    router = f", sglang-router {plan.router.policy}" if plan.router else ""
+    attention = f", {engines[0].attention_backend} attention"
+    return [
+        (_slots(unit, train.slots), f"train    megatron  {' x '.join([*sizes, f'dp {train.dp}'])}, {train.backend}"),
+        (_slots(unit, rollout_slots), f"rollout  sglang    {_n(len(engines), 'engine')}{size}{attention}{router}"),
+    ]
+
+
+def _facts(plan: RunPlan) -> list[tuple[str, str]]:
+    return [
+        ("model", _model(plan)),
+        ("step", _step(plan)),
+        ("batch", _batch(plan)),
+        ("mode", f"{_mode(plan)}, {plan.placement_mode}"),
+        ("length", _length(plan)),
+        ("loss", _loss(plan)),
+        ("lr", _learning_rate(plan)),
+        ("weights", _weights(plan)),
+        ("data", _dataset(plan.data.train)),
+        ("reward", plan.reward.function),
+        ("eval", _eval(plan)),
+        ("track", f"mlflow experiment {plan.tracking.experiment}" if plan.tracking else "no MLflow"),
+        ("save", _save(plan)),
+        ("hash", plan.config_hash),
+    ]
+
+
+def _model(plan: RunPlan) -> str:
+    source = "random weights" if plan.model.init == "random" else plan.model.path or ""
+    return f"{plan.model.name}, {plan.model.spec.num_parameters:,} parameters, {plan.model.dtype}, {source}"
+
+
+def _step(plan: RunPlan) -> str:
+    b = plan.batch
+    samples = f"{_n(b.prompts_per_rollout, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
+    if b.optimizer_steps_per_rollout > 1:
+        samples += f", {b.optimizer_steps_per_rollout} optimizer steps of {b.samples_per_step:,}"
+    return f"{samples}, {b.samples_per_rank:,} per dp rank; {plan.num_steps:,} steps"
+
+
+def _batch(plan: RunPlan) -> str:
+    t = plan.train
+    cut = f"packed up to {t.max_tokens_per_gpu:,} tokens" if t.batching == "packed" else f"padded, {t.micro_batch_size} samples"
+    extras = [word for word, on in (
+        ("full recompute", t.recompute == "full"),
+        ("sequence parallel", t.sequence_parallel),
+        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp > 1),
+    ) if on]  # fmt: skip
+    return ", ".join([f"{cut} a micro-batch", *extras])
+
+
+def _mode(plan: RunPlan) -> str:
+    word = "synchronous" if plan.max_staleness == 0 else "asynchronous"
+    return f"{word} (max_staleness {plan.max_staleness})"
+
+
+def _length(plan: RunPlan) -> str:
+    r = plan.rollout
+    seeded = ", seeded" if r.seeded else ""
+    return f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens, temperature {r.temperature:g}{seeded}"
+
+
+def _loss(plan: RunPlan) -> str:
+    a = plan.algo
+    scale = " / std" if a.normalize_by_std else ""
+    kl = f", KL {a.kl_coef:g} ({a.kl_estimator})" if a.uses_reference else ", no KL"
+    return f"{a.advantage} (reward - mean{scale}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {a.loss_aggregation}{kl}"
+
+
+def _learning_rate(plan: RunPlan) -> str:
+    o = plan.algo.optimizer
+    floor = f" to {o.min_lr:g}" if o.schedule != "constant" else ""
+    warmup = f", {_n(o.warmup_steps, 'warm-up step')}" if o.warmup_steps else ""
+    return f"{o.lr:g} {o.schedule}{floor}{warmup}, {_n(o.total_steps, 'optimizer step')} in all"
+
+
+def _weights(plan: RunPlan) -> str:
+    how = {"value": "by value", "cuda_ipc": "CUDA IPC", "gloo": "gloo", "nccl": "nccl"}[plan.sync.backend]
+    verify = ", canary checked" if plan.sync.verify == "canary" else ""
+    to = f", to each of {len(plan.engines)} engines" if len(plan.engines) > 1 else ""
+    return f"{how}, {_size(plan.sync.total_bytes)} {plan.model.dtype} each step{to}{verify}"
+
+
+def _dataset(dataset: DatasetPlan) -> str:
+    return f"{_path(dataset.path)}, {_n(dataset.num_rows, 'row')}"
+
+
+def _eval(plan: RunPlan) -> str:
+    if plan.eval is None or plan.data.eval is None:
+        return "never"
+    rows = min(plan.data.eval.num_rows, plan.eval.max_prompts or plan.data.eval.num_rows)
+    before = "before training and " if plan.eval.before_train else ""
+    samples = f" x {plan.eval.samples_per_prompt} samples" if plan.eval.samples_per_prompt > 1 else ""
+    return f"{before}every {_n(plan.eval.interval, 'step')}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}"
+
+
+def _save(plan: RunPlan) -> str:
+    c = plan.checkpoint
+    when = f"every {_n(c.interval, 'step')} and at the end, newest {c.keep} kept" if c.interval else "at the end"
+    stop = f"; stops after step {plan.stop_after}" if plan.stop_after else ""
+    return f"{_path(os.path.join(plan.output_dir, plan.name))}, {when}{stop}"
+
+
+def _changes(changed: Sequence[ChangedValue], style: Style) -> str:
+    rows = [(c.key, _short(f"{show(c.default)} -> {show(c.value)}"), c.origin) for c in changed]
+    key_width = max(len(key) for key, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    return "\n".join(f"  {key:<{key_width}}  {value:<{value_width}}   {style.dim(origin)}" for key, value, origin in rows)
+
+
+def _counts(plan: RunPlan) -> str:
+    workers, engines = _n(len(plan.train.slots), "train worker"), _n(len(plan.engines), "engine")
+    unit = "slots" if plan.device == "cpu" else "GPUs"
+    return f"{workers}, {engines}, {len(plan.slots)} of {plan.num_nodes * plan.gpus_per_node} {unit}. Nothing was started."
+
+
+def _rows(rows: Sequence[tuple[str, str]], style: Style) -> str:
+    width = max(8, *(len(name) for name, _ in rows))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _slots(unit: str, slots: Sequence[int]) -> str:
+    first, last = min(slots), max(slots)
+    return f"{unit} {first}" if first == last else f"{unit} {first}-{last}"
+
+
+def _n(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1000:.1f} kB"
+
+
+def _short(text: str, most: int = 30) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _path(path: str) -> str:
+    """Relative to here when it lies below."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def plan_document(plan: RunPlan) -> dict[str, Any]:
+    """`rlrun plan --json`: the fields of RunPlan under `plan`, and no problems."""
+    return {"schema": JSON_SCHEMA, "plan": dataclasses.asdict(plan), "problems": []}
+
+
+def problems_document(problems: Sequence[Problem]) -> dict[str, Any]:
+    """`rlrun plan --json` of a configuration that is wrong: no plan, and the fields of every Problem."""
+    return {"schema": JSON_SCHEMA, "plan": None, "problems": [dataclasses.asdict(p) for p in problems]}

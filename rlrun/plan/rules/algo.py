@@ -1,0 +1,135 @@
+"""Numbers of the algorithm: batch arithmetic, learning rate, KL, evaluation, and knobs that would do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlrun.config.keys import all_keys
+from rlrun.config.origin import show
+from rlrun.errors import Problem
+from rlrun.plan.context import Context
+from rlrun.plan.placement import divisors, one_of
+
+
+def optimizer_steps(c: Context) -> int:
+    """Optimizer steps of the whole run."""
+    return c.config.num_steps * (c.config.algo.prompts_per_rollout // c.config.algo.groups_per_step)
+
+
+def group_size(c: Context) -> Iterator[Problem]:
+    a = c.config.algo
+    if a.advantage == "grpo" and a.group_size < 2:
+        summary = "grpo compares the samples of a prompt with each other, so one sample has advantage 0"
+        keys = ("algo.group_size", "algo.advantage")
+        yield c.problem("group-size-too-small", summary, *keys, hint="set algo.group_size to 2 or more, e.g. 8")
+
+
+def groups_per_step(c: Context) -> Iterator[Problem]:
+    a = c.config.algo
+    if a.prompts_per_rollout % a.groups_per_step:
+        valid = divisors(a.prompts_per_rollout)
+        summary = f"{a.prompts_per_rollout} prompt groups cannot form equal optimizer steps of {a.groups_per_step}"
+        keys = ("algo.groups_per_step", "algo.prompts_per_rollout")
+        hint = f"set algo.groups_per_step to {one_of(valid[-8:])}"
+        yield c.problem("groups-per-step-indivisible", summary, *keys, hint=hint)
+
+
+def learning_rate(c: Context) -> Iterator[Problem]:
+    a = c.config.algo
+    if a.min_lr > a.lr:
+        summary = f"the learning rate cannot decay from {a.lr:g} to {a.min_lr:g}"
+        yield c.problem("min-lr-above-lr", summary, "algo.min_lr", "algo.lr", hint=f"set algo.min_lr to {a.lr / 10:g} or less")
+    if a.lr_schedule == "constant" and a.min_lr > 0:
+        yield _inactive(c, "algo.min_lr", "is the floor of a decaying learning rate", "algo.lr_schedule")
+
+
+def warmup(c: Context) -> Iterator[Problem]:
+    steps, total = c.config.algo.lr_warmup_steps, optimizer_steps(c)
+    if steps > total:
+        summary = f"{steps} warm-up steps do not fit into the run's {total} optimizer steps"
+        keys = ("algo.lr_warmup_steps", "num_steps")
+        hint = f"set algo.lr_warmup_steps to {total // 10}, at most {total}"
+        yield c.problem("warmup-longer-than-run", summary, *keys, hint=hint)
+
+
+def stop_after(c: Context) -> Iterator[Problem]:
+    stop, steps = c.config.stop_after, c.config.num_steps
+    if stop is not None and stop > steps:
+        summary = f"the run ends at step {steps}, before step {stop}"
+        hint = f"set stop_after to null, or to at most {steps}"
+        yield c.problem("stop-after-end", summary, "stop_after", "num_steps", hint=hint)
+
+
+def kl(c: Context) -> Iterator[Problem]:
+    if c.config.algo.kl_coef == 0 and c.changed("algo.kl_estimator"):
+        yield _inactive(c, "algo.kl_estimator", "estimates a penalty that has weight 0", "algo.kl_coef")
+
+
+def evaluation(c: Context) -> Iterator[Problem]:
+    e, data = c.config.eval, c.config.data.eval
+    if e.interval is not None and data is None:
+        summary = "evaluation is switched on and has no prompts"
+        hint = "set eval.interval to null, or data.eval.path to a JSONL file"
+        yield c.problem("eval-without-data", summary, "eval.interval", "data.eval", hint=hint)
+    if e.interval is None:
+        if data is not None:
+            hint = f"set eval.interval to {max(1, c.config.num_steps // 10)}, or data.eval to null"
+            summary = "data.eval is never used: evaluation is switched off"
+            yield c.problem("inactive-key", summary, "data.eval.path", "eval.interval", hint=hint)
+        for key in ("before_train", "samples_per_prompt", "temperature", "max_prompts"):
+            if c.changed(f"eval.{key}"):
+                yield _inactive(c, f"eval.{key}", "shapes an evaluation that is switched off", "eval.interval")
+    elif e.temperature == 0 and e.samples_per_prompt > 1:
+        summary = f"at temperature 0 the {e.samples_per_prompt} samples of a prompt are the same"
+        keys = ("eval.samples_per_prompt", "eval.temperature")
+        yield c.problem("eval-samples-equal", summary, *keys, hint="set eval.samples_per_prompt to 1, or eval.temperature to 1.0")
+
+
+def batching(c: Context) -> Iterator[Problem]:
+    packed = c.config.trainer.batching == "packed"
+    needed, other = ("max_tokens_per_gpu", "micro_batch_size") if packed else ("micro_batch_size", "max_tokens_per_gpu")
+    kind, key = c.config.trainer.batching, f"trainer.{needed}"
+    if c.value(key) is None:
+        summary = f"{kind} batching needs {needed}"
+        yield c.problem("missing-value", summary, key, "trainer.batching", hint=f"set {key} to {8192 if packed else 4}")
+    if c.value(f"trainer.{other}") is not None:
+        yield _inactive(c, f"trainer.{other}", f"has no part in {kind} batching", "trainer.batching")
+
+
+def tracking(c: Context) -> Iterator[Problem]:
+    if not c.config.tracking.enabled:
+        for key in ("tracking.uri", "tracking.experiment"):
+            if c.changed(key):
+                yield _inactive(c, key, "names a place for results that are not logged", "tracking.enabled")
+
+
+def router(c: Context) -> Iterator[Problem]:
+    r = c.config.placement.rollout
+    if r.gpus // r.gpus_per_engine <= 1 and c.changed("rollout.router_policy"):
+        yield _inactive(c, "rollout.router_policy", "spreads requests over engines, and there is one", "placement.rollout.gpus")
+
+
+def stop_texts(c: Context) -> Iterator[Problem]:
+    if "" in c.config.rollout.stop:
+        summary = "an empty stop text ends every sample at its first token"
+        yield c.problem("empty-stop-text", summary, "rollout.stop", hint="remove the empty text from rollout.stop")
+
+
+def _inactive(c: Context, key: str, why: str, because: str) -> Problem:
+    hint = f"set {key} to {show(all_keys()[key].default)}"
+    return c.problem("inactive-key", f"{key} {why}", key, because, hint=hint)
+
+
+RULES = (
+    group_size,
+    groups_per_step,
+    learning_rate,
+    warmup,
+    stop_after,
+    kl,
+    evaluation,
+    batching,
+    tracking,
+    router,
+    stop_texts,
+)

@@ -1,0 +1,149 @@
+"""What the run reads from this machine besides the model: data files, the reward function, ports."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+
+from rlrun.errors import Problem, RlrunError, Where
+from rlrun.plan.context import Context, absolute
+from rlrun.plan.dataset import foreign_characters
+from rlrun.plan.placement import ports
+
+HOST = "127.0.0.1"
+LAST_PORT = 65535
+
+
+def train_data(c: Context) -> Iterator[Problem]:
+    yield from _dataset(c, "train")
+    rows = c.rows("train")
+    need = c.config.algo.prompts_per_rollout
+    if rows is not None and rows.error is None and rows.num_rows < need:
+        summary = f"{rows.num_rows} rows are too few for one rollout of {need} prompts"
+        keys = ("data.train.path", "algo.prompts_per_rollout")
+        hint = f"set algo.prompts_per_rollout to at most {rows.num_rows}" if rows.num_rows else "fill the file"
+        yield c.problem("dataset-too-small", summary, *keys, hint=hint)
+
+
+def eval_data(c: Context) -> Iterator[Problem]:
+    yield from _dataset(c, "eval")
+    rows = c.rows("eval")
+    if rows is not None and rows.error is None and rows.num_rows == 0:
+        yield c.problem("dataset-too-small", "there is no row to evaluate on", "data.eval.path", hint="fill the file")
+
+
+def _dataset(c: Context, name: str) -> Iterator[Problem]:
+    """file-not-found, malformed-jsonl and unknown-character of one file."""
+    rows, key = c.rows(name), f"data.{name}.path"
+    if rows is None:
+        return
+    written = c.value(key)
+    if rows.error is not None:
+        summary = f"cannot read {written}: {rows.error}"
+        yield c.problem("file-not-found", summary, key, hint=_nearby(absolute(written), key))
+        return
+    if rows.bad:
+        more = f" (and {rows.num_bad - len(rows.bad)} more)" if rows.num_bad > len(rows.bad) else ""
+        first = f"row {rows.bad[0].reason}" if rows.num_bad == 1 else f"{rows.num_bad} rows cannot be used"
+        where = tuple(Where(f"{_short(written)}:{row.line}", row.reason) for row in rows.bad)
+        named = (c.origins.where(key, written),)
+        hint = f"correct line {', '.join(str(row.line) for row in rows.bad)}{more} of that file"
+        if any("has no field" in row.reason for row in rows.bad):
+            hint += f", or set data.{name}.prompt_key and label_key to its fields"
+        yield Problem("malformed-jsonl", f"{_short(written)}: {first}", where + named, hint)
+    if rows.foreign:
+        characters = "".join(sorted({character for row in rows.foreign for character in row.reason}))
+        where = tuple(Where(f"{_short(written)}:{row.line}", repr(row.reason)) for row in rows.foreign)
+        summary = f"prompts contain {characters!r}, which model.alphabet does not have"
+        named = (c.origins.where("model.alphabet", c.value("model.alphabet")),)
+        yield Problem("unknown-character", summary, where + named, "add the characters to model.alphabet, or change the file")
+
+
+def system_prompt(c: Context) -> Iterator[Problem]:
+    m, text = c.config.model, c.config.data.system_prompt
+    if m.init == "random" and m.alphabet and text:
+        unknown = foreign_characters(text, m.alphabet)
+        if unknown:
+            summary = f"the system prompt contains {unknown!r}, which model.alphabet does not have"
+            keys = ("data.system_prompt", "model.alphabet")
+            yield c.problem("unknown-character", summary, *keys, hint="set data.system_prompt to null")
+
+
+def reward(c: Context) -> Iterator[Problem]:
+    """Imports the user's module for real: whatever it raises, the run would raise too."""
+    from rlrun.agents.rewards import load_reward
+
+    function, arguments = c.config.reward.function, c.config.reward.arguments
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m rlrun` has it; the console script has not
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the plan
+            load_reward(function, arguments)
+    except RlrunError as e:
+        for p in e.problems:
+            key = "reward.arguments" if p.code == "reward-arguments" else "reward.function"
+            yield c.problem(p.code, p.summary, key, hint=p.hint or "")
+    except SystemExit as e:
+        summary = f"cannot load reward {function}: the module ends the program (exit code {e.code})"
+        hint = "move what runs at import below `if __name__ == \"__main__\":`"
+        yield c.problem("reward-not-importable", summary, "reward.function", hint=hint)
+
+
+def free_ports(c: Context) -> Iterator[Problem]:
+    """Consecutive ports from `rollout.port`: two for each engine, one more for the router."""
+    first, r = c.config.rollout.port, c.config.placement.rollout
+    count = r.gpus // r.gpus_per_engine
+    if first is None or count == 0:
+        return
+    needed = _needed_ports(first, count)
+    if needed[-1] > LAST_PORT:
+        summary = f"the {count} engines need ports {first} to {needed[-1]}, and ports end at {LAST_PORT}"
+        hint = f"set rollout.port to {LAST_PORT + 1 - len(needed)} or less, or to null"
+        yield c.problem("port-out-of-range", summary, "rollout.port", hint=hint)
+        return
+    taken = [port for port in needed if not _is_free(port)]
+    if taken:
+        free = next((p for p in range(first + 1, LAST_PORT - len(needed)) if all(map(_is_free, _needed_ports(p, count)))), None)
+        hint = f"set rollout.port to {free}, or to null" if free is not None else "set rollout.port to null"
+        summary = f"port {', '.join(map(str, taken))} of {first} to {needed[-1]} is in use on this machine"
+        yield c.problem("port-in-use", summary, "rollout.port", hint=hint)
+
+
+def _needed_ports(first: int, num_engines: int) -> list[int]:
+    engines, router = ports(first, num_engines)
+    return [*(port for pair in engines for port in pair), *([router] if router is not None else [])]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _short(path: str) -> str:
+    """Relative to here when below, as an editor or terminal can open it."""
+    full = absolute(path)
+    relative = os.path.relpath(full)
+    return full if relative.startswith("..") else relative
+
+
+def _nearby(path: str, key: str) -> str:
+    """A hint with the file that was probably meant."""
+    folder = os.path.dirname(path)
+    names = [n for n in os.listdir(folder) if n.endswith(".jsonl")] if os.path.isdir(folder) else []
+    close = difflib.get_close_matches(os.path.basename(path), names, n=1)
+    if close:
+        return f"did you mean {key}={_short(os.path.join(folder, close[0]))}?"
+    return f"set {key} to a JSONL file; relative paths begin at {os.getcwd()}"
+
+
+RULES = (train_data, eval_data, system_prompt, reward, free_ports)

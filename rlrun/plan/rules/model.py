@@ -1,0 +1,116 @@
+"""The model: is it there, is it the one that was expected, and does the run fit into it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlrun.errors import Problem, RlrunError
+from rlrun.plan.context import Context
+from rlrun.plan.model_spec import read_architecture
+
+SPECIAL_TOKENS = 3
+"""The tokenizer of a random model has <|endoftext|>, <|im_start|>, <|im_end|> and then the alphabet."""
+
+
+def source(c: Context) -> Iterator[Problem]:
+    """`init` decides which of path and alphabet is needed; the other one would do nothing."""
+    m = c.config.model
+    random = m.init == "random"
+    needed, other = ("model.alphabet", "model.path") if random else ("model.path", "model.alphabet")
+    if not c.value(needed):
+        value = '"0123456789"' if random else "the folder of a checkpoint or a Hub id (org/name)"
+        yield c.problem("missing-value", f"init {m.init} needs {needed}", needed, "model.init", hint=f"set {needed} to {value}")
+    if c.value(other) is not None:
+        hint = f"set {other} to null"
+        yield c.problem("inactive-key", f"init {m.init} does not use {other}", other, "model.init", hint=hint)
+
+
+def alphabet(c: Context) -> Iterator[Problem]:
+    m = c.config.model
+    if m.init != "random" or not m.alphabet:
+        return
+    repeated = sorted({character for character in m.alphabet if m.alphabet.count(character) > 1})
+    if repeated:
+        summary = f"the alphabet has {', '.join(map(repr, repeated))} more than once"
+        yield c.problem("alphabet-repeats", summary, "model.alphabet", hint="write every character once")
+    need = SPECIAL_TOKENS + len(set(m.alphabet))
+    if m.architecture.vocab_size != need:
+        summary = f"{len(set(m.alphabet))} characters and {SPECIAL_TOKENS} special tokens make a vocabulary of {need}"
+        keys = ("model.architecture.vocab_size", "model.alphabet")
+        yield c.problem("vocab-mismatch", summary, *keys, hint=f"set model.architecture.vocab_size to {need}")
+
+
+def readable(c: Context) -> Iterator[Problem]:
+    """model-not-found and model-unsupported of config.json, with the key that names the folder."""
+    if c.model_dir is None:
+        return
+    try:
+        read_architecture(c.model_dir)
+    except RlrunError as e:
+        for p in e.problems:
+            yield c.problem(p.code, p.summary, "model.path", hint=p.hint or "")
+        return
+    yield from _incomplete(c, Path(c.model_dir))
+
+
+def _incomplete(c: Context, folder: Path) -> Iterator[Problem]:
+    """Weights and tokenizer beside a good config.json."""
+    missing = []
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            missing += [name for name in shards if not (folder / name).is_file()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            missing.append(f"{index.name} (it is there, and is not an index)")
+    elif not any(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        missing.append("tokenizer.json")
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        summary = f"{folder} lacks {', '.join(missing[:5])}{more}"
+        yield c.problem("model-incomplete", summary, "model.path", hint="download the whole checkpoint into that folder")
+
+
+def architecture(c: Context) -> Iterator[Problem]:
+    """What was written under model.architecture against config.json; only keys that somebody wrote count."""
+    if c.model_dir is None:
+        return
+    found, expected = c.found, c.expected
+    written = [k for k in expected if f"model.architecture.{k}" in c.origins]
+    differ = [k for k in written if not _same(found[k], expected[k])]
+    if differ:
+        said = ", ".join(f"{k} {found[k]} (not {expected[k]})" for k in differ)
+        hint = "set " + ", ".join(f"model.architecture.{k}={_word(found[k])}" for k in differ) + ", or another model.path"
+        keys = ["model.path", *(f"model.architecture.{k}" for k in differ)]
+        yield c.problem("architecture-mismatch", f"config.json in {os.path.basename(c.model_dir)} has {said}", *keys, hint=hint)
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def context_length(c: Context) -> Iterator[Problem]:
+    r, limit = c.config.rollout, c.spec.max_position_embeddings
+    total = r.max_prompt_tokens + r.max_response_tokens
+    if total > limit:
+        keys = ("rollout.max_prompt_tokens", "rollout.max_response_tokens")
+        left = limit - r.max_prompt_tokens
+        hint = f"set rollout.max_response_tokens to {left} or less" if left > 0 else f"set both to {limit // 2}"
+        summary = f"prompt and response of up to {total} tokens are longer than the model's {limit} positions"
+        yield c.problem("context-too-long", summary, *keys, hint=hint)
+
+
+RULES = (source, alphabet, readable, architecture, context_length)
+
