@@ -4,9 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from rlrun.data.tiny_model import make_random_model
 from rlrun.plan.types import EnginePlan, ModelPlan, ModelSpec, RolloutPlan, RouterPlan, RunPlan, Slot, SyncPlan
 
 ALPHABET = "0123456789+-*=() abc"
+
+
+TINY = ModelSpec("qwen3", 64, 2, 4, 2, 16, 128, 32, 1e-6, 1e4, 512, False, 0)
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +25,9 @@ def make_plan() -> Callable[..., RunPlan]:
         stop: tuple[str, ...] = (),
         rollout: dict | None = None,
         gpus_per_node: int = 8,
+        spec: ModelSpec = TINY,
         **engine,
     ) -> RunPlan:
-        spec = ModelSpec("qwen3", 64, 2, 4, 2, 16, 128, 32, 1e-6, 1e4, 512, False, 0)
         values = {
             "tp": 1,
             "port": None,
@@ -99,3 +103,19 @@ class _TrainSlots:
 
     def __init__(self, slots: tuple[int, ...]):
         self.slots = slots
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[[str, RunPlan], str]:
+    """Writes the plan's model with larger weights: a new model's next-token distribution is almost uniform, and would
+    hide mistakes."""
+    from safetensors.torch import load_file, save_file
+
+    def make(directory: str, plan: RunPlan) -> str:
+        make_random_model(directory, plan.model.spec, ALPHABET, seed=1, dtype=plan.model.dtype)
+        path = f"{directory}/model.safetensors"
+        scaled = {name: tensor * (6 if tensor.dim() == 2 else 1) for name, tensor in load_file(path).items()}
+        save_file(scaled, path, metadata={"format": "pt"})
+        return directory
+
+    return make

@@ -22,7 +22,6 @@ from rlrun.backends.base import Completion, EngineAddress, GenerateRequest
 from rlrun.backends.sglang.client import SglangClient
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.backends.sglang.server import RouterProcess, ServerProcess
-from rlrun.data.tiny_model import make_random_model
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
 from rlrun.weight_sync.canary import check_canary
@@ -78,12 +77,10 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live(make_plan, tmp_path_factory):
+def live(make_plan, make_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("live")
     plan = make_plan(max_running_requests=256)
-    model_dir = str(directory / "model")
-    make_random_model(model_dir, plan.model.spec, plan.model.alphabet, seed=1, dtype="float32")
-    sharpen(model_dir)
+    model_dir = make_model(str(directory / "model"), plan)
     server = ServerProcess(plan.engines[0], plan, model_dir, str(directory / "logs"))
     server.start()
     try:
@@ -93,15 +90,6 @@ def live(make_plan, tmp_path_factory):
         yield engine
     finally:
         server.stop()
-
-
-def sharpen(model_dir: str) -> None:
-    """Larger weights: a new model's next-token distribution is almost uniform, and would hide mistakes."""
-    from safetensors.torch import load_file, save_file
-
-    path = f"{model_dir}/model.safetensors"
-    scaled = {name: tensor * (6 if tensor.dim() == 2 else 1) for name, tensor in load_file(path).items()}
-    save_file(scaled, path, metadata={"format": "pt"})
 
 
 def assert_parity(live: Live, completions: list[Completion], temperature: float = 1.0, prompt=PROMPT) -> None:
