@@ -1,0 +1,128 @@
+"""Hugging Face checkpoints: what is refused on reading, and that transformers reads what is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from megatron_plans import SPEC, make_plan
+
+pytestmark = pytest.mark.engines
+
+
+def edited(source, target, edit):
+    """A copy of a checkpoint after `edit(tensors)`."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    edit(tensors)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, target / "model.safetensors", metadata={"format": "pt"})
+    return str(target)
+
+
+def check(directory, spec):
+    from rlrun.backends.megatron.hf_files import HfWeights, check
+    from rlrun.errors import RlrunError
+
+    with HfWeights(directory) as weights:
+        try:
+            check(weights, spec)
+        except RlrunError as error:
+            return [(p.code, p.summary) for p in error.problems]
+    return []
+
+
+def test_every_tensor_that_is_wrong_is_reported_at_once_and_on_every_rank(ranks, checkpoints, tmp_path):
+    def spoil(tensors):
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+        tensors["model.norm.weight"] = torch.ones(31)
+
+    directory = edited(checkpoints["untied"], tmp_path / "spoilt", spoil)
+    expected = [
+        ("weights-missing", f"{directory} lacks model.layers.1.mlp.up_proj.weight"),
+        ("weights-unexpected", f"{directory} has model.layers.0.self_attn.q_proj.bias, which qwen3 has not"),
+        ("weights-shape", f"model.norm.weight in {directory} is [31], expected [32]"),
+    ]
+    results = ranks.run(2, "start_error", make_plan(tied=False, tp=2), directory)
+    assert results == [expected, expected]
+
+
+def test_a_tied_checkpoint_may_store_the_head_again_but_not_another_head(checkpoints, tmp_path):
+    spec = replace(SPEC, tied_embeddings=True)
+
+    def repeat(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def differ(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+    assert check(edited(checkpoints["tied"], tmp_path / "same", repeat), spec) == []
+    (problem,) = check(edited(checkpoints["tied"], tmp_path / "other", differ), spec)
+    assert problem[0] == "weights-tied-differ"
+
+
+def test_an_untied_model_from_a_tied_checkpoint_lacks_its_head(checkpoints):
+    (problem,) = check(checkpoints["tied"], replace(SPEC, tied_embeddings=False))
+    assert problem[0] == "weights-missing"
+    assert "lm_head.weight" in problem[1]
+
+
+@pytest.mark.parametrize("content", [None, b"not safetensors"])
+def test_missing_and_broken_files_are_named(tmp_path, content):
+    from rlrun.backends.megatron.hf_files import weight_files
+    from rlrun.errors import RlrunError
+
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(RlrunError) as raised:
+        weight_files(str(tmp_path))
+    (problem,) = raised.value.problems
+    assert problem.code == ("weights-not-found" if content is None else "weights-unreadable")
+    assert str(tmp_path) in problem.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("tied", {}), ("tied", {"pp": 2}), ("untied", {"tp": 2}), ("untied", {"dtype": "bfloat16"})]
+)
+def test_transformers_reads_an_export_and_computes_the_same_logits(ranks, checkpoints, tmp_path, name, layout):
+    from megatron_reference import load
+    from transformers import AutoModelForCausalLM
+
+    plan = make_plan(tied=name == "tied", uses_reference=False, **layout)
+    target = tmp_path / "hf"
+    ranks.run(plan.train.tp * plan.train.pp, "export_hf", plan, checkpoints[name], str(target))
+    assert (target / "tokenizer.json").is_file()
+    config = json.loads((target / "config.json").read_text())
+    assert plan.model.dtype in (config.get("dtype"), config.get("torch_dtype"))
+    original, copy = load(checkpoints[name]), AutoModelForCausalLM.from_pretrained(target, dtype="auto").eval()
+    assert copy.dtype == getattr(torch, plan.model.dtype)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(original.to(copy.dtype)(input_ids=ids).logits, copy(input_ids=ids).logits)
+
+
+def test_a_large_export_is_cut_into_shards_with_an_index_that_loads(checkpoints, tmp_path):
+    from megatron_reference import load
+    from rlrun.backends.megatron.hf_files import HfWeights, write_hf
+    from rlrun.backends.megatron.mapping import expected_names
+
+    spec = replace(SPEC, tied_embeddings=False)
+    with HfWeights(checkpoints["untied"]) as weights:
+        named = [(name, weights.tensor(name)) for name in expected_names(spec)]
+    target = tmp_path / "hf"
+    write_hf(iter(named), spec, torch.float32, checkpoints["untied"], str(target), max_shard_bytes=20_000)
+    files = sorted(p.name for p in Path(target).glob("*.safetensors"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.numel() * 4 for _, t in named)
+    assert check(str(target), spec) == []
+    copy = load(str(target))
+    for name, parameter in load(checkpoints["untied"]).named_parameters():
+        assert torch.equal(copy.get_parameter(name), parameter)
