@@ -6,7 +6,6 @@ process. A server is a child of its actor and dies with it.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -22,13 +21,6 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def host_address() -> str:
-    """The address other nodes reach this process at; loopback on a one-node run needs no network at all."""
-    import ray
-
-    return ray.util.get_node_ip_address()
-
-
 class TrainerActor:
     """One Megatron rank."""
 
@@ -36,13 +28,11 @@ class TrainerActor:
         self._plan, self._rank = plan, rank
         self._backend: Any = None
 
-    def pid(self) -> int:
-        return os.getpid()
-
     def rendezvous(self) -> tuple[str, int]:
         """Rank 0 only: where the others meet it."""
-        host = "127.0.0.1" if self._plan.num_nodes == 1 else host_address()
-        return host, free_port()
+        from rlrun.backends.sglang.server import own_host
+
+        return own_host(self._plan.num_nodes), free_port()
 
     def start(self, host: str, port: int, model_dir: str) -> RankInfo:
         from rlrun.backends.megatron.trainer import MegatronTrainer
@@ -83,20 +73,16 @@ class TrainerActor:
 class EngineActor:
     """Owner of one SGLang server process."""
 
-    def __init__(self, engine: EnginePlan, plan: RunPlan, model_dir: str, log_dir: str, gpu_ids: Sequence[str]):
+    def __init__(self, engine: EnginePlan, plan: RunPlan, model_dir: str, log_dir: str, slot_gpus: Sequence[str]):
+        """`slot_gpus` are the GPU ids behind all of the plan's slots; empty on cpu."""
         from rlrun.backends.sglang.server import ServerProcess
 
-        if gpu_ids:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
-        self._server = ServerProcess(engine, plan, model_dir, log_dir)
+        self._server = ServerProcess(engine, plan, model_dir, log_dir, slot_gpus=slot_gpus)
 
     def start(self, deadline_s: float) -> EngineAddress:
         self._server.start()
         self._server.wait_ready(deadline_s)
         return self._server.address
-
-    def pid(self) -> int:
-        return self._server.pid
 
     def wait_exit(self) -> str:
         """Returns, with the reason, once the server is gone; runs beside the other methods."""

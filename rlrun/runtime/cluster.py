@@ -128,8 +128,8 @@ class Cluster:
         os.makedirs(log_dir, exist_ok=True)
         began = time.monotonic()
         engine_class, trainer_class = ray.remote(EngineActor), ray.remote(TrainerActor)
+        gpus = [gpu for _, gpu in self._slot_bundles]
         for engine in plan.engines:
-            gpus = [self._slot_bundles[s][1] for s in engine.slots] if self._slot_bundles else []
             options = self._on_slot(engine.slots[0], ENGINE_GPU_SHARE)
             actor = engine_class.options(max_concurrency=4, name=None, **options).remote(
                 engine, plan, self.model_dir, log_dir, gpus

@@ -63,6 +63,7 @@ class Run:
     store: CheckpointStore
     progress: Progress
     guard: Guard
+    runner: asyncio.Runner  # one event loop for the whole run: HTTP connections outlive a step
     canary: Callable[[int], float] | None = None
     mlflow_run_id: str | None = None
     step: int = 0
@@ -144,7 +145,7 @@ def _due(run: Run, interval: int | None, last: bool = False) -> bool:
 def generate(run: Run, step: int) -> list[Group]:
     prompts = run.source.take(run.plan.batch.prompts_per_rollout)
     deadline = run.plan.timeouts.generate_s
-    groups = asyncio.run(run.guard(run.agent.collect(prompts, step=step), f"generation of step {step}", deadline))
+    groups = run.runner.run(run.guard(run.agent.collect(prompts, step=step), f"generation of step {step}", deadline))
     versions = {sample.policy_version for group in groups for sample in group.samples}
     staleness = max(step - 1 - v for v in versions)
     if staleness > run.plan.max_staleness:
@@ -259,7 +260,7 @@ def publish(run: Run, version: int) -> dict[str, float]:
 def evaluate(run: Run) -> dict[str, float]:
     assert run.eval_agent is not None
     work = run.eval_agent.collect(run.eval_prompts, step=run.step)
-    groups = asyncio.run(run.guard(work, f"evaluation after step {run.step}", run.plan.timeouts.generate_s))
+    groups = run.runner.run(run.guard(work, f"evaluation after step {run.step}", run.plan.timeouts.generate_s))
     samples = [sample for group in groups for sample in group.samples]
     values = {
         "eval/reward_mean": float(np.mean([s.reward for s in samples])),
