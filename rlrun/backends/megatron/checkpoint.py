@@ -1,12 +1,13 @@
 """Saving and loading a training state by Megatron's `dist_checkpointing` (format torch_dist), and its digest.
 
 A checkpoint holds the model, the optimizer (in a form that any parallel layout can read), the schedule's position and
-each rank's generator states. Two faults of megatron-core 0.16.1 with torch's AdamW (without TransformerEngine and Apex),
-on any device, are worked around in `load_optimizer`.
+each rank's generator states. Three faults of megatron-core 0.16.1, on any device, are worked around here: two with
+torch's AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `space_buckets`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 import random
@@ -38,8 +39,6 @@ def save(
     directory: str, model: torch.nn.Module, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, train: TrainPlan
 ) -> None:
     """Writes into an existing, empty folder. Collective."""
-    for inner in _inner(optimizer):
-        fill_state(inner)
     state = _model_and_optimizer(model, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     state["layout"] = _layout(train)
@@ -52,8 +51,6 @@ def load(
 ) -> None:
     """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
     from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
-    for inner in _inner(optimizer):
-        fill_state(inner)
     state = _model_and_optimizer(model, optimizer, is_loading=True)
     same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
     if same_layout:
@@ -70,6 +67,10 @@ def load(
 
 
 def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
+    for inner in _inner(optimizer):
+        fill_state(inner)
+        if isinstance(inner, DistributedOptimizer):
+            inner.get_parameter_state_dp_zero = functools.partial(space_buckets, inner)
     sharded = unwrap(model).sharded_state_dict(metadata=dict(METADATA))
     return {
         "model": sharded,
@@ -95,6 +96,29 @@ def fill_state(optimizer: MegatronOptimizer) -> None:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+def space_buckets(optimizer: DistributedOptimizer, **kwargs: Any) -> dict[Any, Any] | None:
+    """DistributedOptimizer.get_parameter_state_dp_zero, with the padding between buckets put back.
+
+    The stock method joins the buckets of a buffer without the padding at their ends, and its caller,
+    `sharded_param_state_fully_reshardable`, cuts parameters out of the result at positions that count it: everything
+    behind a padded bucket is saved shifted. A tied embedding under pipeline parallelism has a bucket of its own.
+    """
+    state = DistributedOptimizer.get_parameter_state_dp_zero(optimizer, **kwargs)
+    if state is None:
+        return None
+    for index, buffer in enumerate(optimizer.buffers):
+        for tensors in state[index].values():
+            for key, joined in tensors.items():
+                if isinstance(joined, Tensor):
+                    tensors[key] = spaced = joined.new_zeros(buffer.numel)
+                    start = 0
+                    for bucket in buffer.buckets:
+                        length = bucket.numel_unpadded
+                        spaced[bucket.offset : bucket.offset + length] = joined[start : start + length]
+                        start += length
+    return state
 
 
 @torch.no_grad()

@@ -113,7 +113,7 @@ class MegatronTrainer:
             from rlrun.weight_sync.senders import make_sender
 
             self._close_sender()
-            self._sender = make_sender(self.plan.sync, engines, self.device)
+            self._sender = make_sender(self.plan.sync, engines, self.device.type)
             self._sender.connect()
         dist.barrier()
 
