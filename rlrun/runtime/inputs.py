@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.agents.rewards import load_reward
-from rlrun.data.prompts import load_jsonl, tokenize_prompts
+from rlrun.data.prompts import load_rows, tokenize_prompts
 from rlrun.data.types import Prompt
 from rlrun.errors import RlrunError
 from rlrun.plan.types import DatasetPlan, RunPlan
@@ -50,5 +50,5 @@ def load_tokenizer(model_dir: str) -> Any:
 
 
 def _prompts(plan: RunPlan, dataset: DatasetPlan, tokenizer: Any) -> list[Prompt]:
-    rows = load_jsonl(dataset.path, dataset.prompt_key, dataset.label_key)
-    return tokenize_prompts(rows, tokenizer, plan.data.system_prompt, plan.rollout.max_prompt_tokens)
+    rows = load_rows(dataset.path, dataset.prompt_key, dataset.label_key)
+    return tokenize_prompts(rows, tokenizer, plan.data.system_prompt, plan.rollout.max_prompt_tokens, dataset.path)

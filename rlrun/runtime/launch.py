@@ -8,10 +8,8 @@ the same for scripts.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -20,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError, RunFailed
+from rlrun.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, RlrunError, RunFailed
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.preflight import check_machine, stage_model
@@ -124,6 +122,9 @@ def _execute(plan: RunPlan, start: Start, parent_run_id: str | None, label: str 
 
 def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tracking: Future[Any]) -> None:
     """The run proper, inside the lifetime of the cluster."""
+    import asyncio
+
+    from rlrun.backends.sglang.client import SglangClient
     from rlrun.runtime.assemble import assemble
     from rlrun.runtime.cluster import Cluster
     from rlrun.runtime.inputs import load_inputs
@@ -132,28 +133,35 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
     model_dir = stage_model(plan, start.run_dir)
     inputs = load_inputs(plan, model_dir)
     progress.note(f"starting {len(plan.train.slots)} trainer and {len(plan.engines)} engine processes on {plan.device}")
-    with Cluster(plan, model_dir, start.run_dir, progress.note) as cluster:
-        trackers, mlflow_run_id = tracking.result()
-        outcome.mlflow_run_id = mlflow_run_id
+    with Cluster(plan, model_dir, start.run_dir, progress.note) as cluster, asyncio.Runner() as runner:
+        client = SglangClient(cluster.engines, cluster.router_url, plan.rollout)
+        trackers, outcome.mlflow_run_id = tracking.result()
         store = CheckpointStore(start.run_dir, plan.checkpoint.keep, plan.checkpoint.digest)
-        run_ = assemble(plan, cluster, inputs, trackers, store, progress, mlflow_run_id)
-        outcome.startup_s = time.time() - outcome.began
+        run_ = assemble(
+            plan, cluster, inputs, trackers, store, progress, runner, client, mlflow_run_id=outcome.mlflow_run_id
+        )
         cluster.trainer.connect_engines(cluster.engines)
-        if start.state is not None:
-            assert start.checkpoint is not None
-            cluster.trainer.load(os.path.join(start.checkpoint, "megatron"))
-            run_.source.load_state_dict(start.state.source)
-            run_.step, run_.optimizer_steps = start.state.step, start.state.optimizer_steps
-            run_.last_checkpoint, run_.learned = start.checkpoint, True
-            progress.note(f"restored step {run_.step} from {os.path.relpath(start.checkpoint)}")
+        outcome.startup_s = time.time() - outcome.began
+        if start.state is not None and start.checkpoint is not None:
+            _restore(run_, start.state, start.checkpoint, cluster)
         try:
             train(run_)
         finally:
             outcome.step, outcome.checkpoint = run_.step, run_.last_checkpoint
+            runner.run(client.close())
         if plan.checkpoint.hf_at_end and run_.step >= plan.num_steps:
             outcome.hf_checkpoint = os.path.join(start.run_dir, "hf")
             cluster.trainer.export_hf(outcome.hf_checkpoint)
         progress.note("stopping")
+
+
+def _restore(run_: Any, state: RunState, checkpoint: str, cluster: Any) -> None:
+    cluster.trainer.load(os.path.join(checkpoint, "megatron"))
+    run_.source.load_state_dict(state.source)
+    run_.step, run_.optimizer_steps = state.step, state.optimizer_steps
+    # A run that had learned before it stopped has learned.
+    run_.last_checkpoint, run_.learned = checkpoint, True
+    run_.progress.note(f"restored step {run_.step} from {os.path.relpath(checkpoint)}")
 
 
 def _open_trackers(plan: RunPlan, start: Start, parent_run_id: str | None, label: str | None) -> tuple[Any, str | None]:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlrun.agents.base import Agent
 from rlrun.algos.advantages import ADVANTAGES, zero_variance_groups
 from rlrun.backends.base import TrainMetrics
 from rlrun.data.batching import make_token_batches, make_train_batches, scatter, schedule_step
@@ -38,12 +39,6 @@ class Trainer(Protocol):
     def publish(self, version: int) -> dict[str, float]: ...
     def save(self, directory: str) -> None: ...
     def digest(self) -> list[dict[str, str]]: ...
-
-
-class Agent(Protocol):
-    """Prompts in, rewarded groups out, in the order of the prompts."""
-
-    async def collect(self, prompts: Sequence[Prompt], *, step: int) -> list[Group]: ...
 
 
 Guard = Callable[[Coroutine[Any, Any, Any], str, float], Coroutine[Any, Any, Any]]
@@ -157,10 +152,11 @@ def logprobs(run: Run, samples: list[Sample]) -> tuple[list[np.ndarray], list[np
     """Old (and reference) log-probs [T_i] of every sample, by the trainer, before the update."""
     schedule = _schedule(run.plan, samples)
     batches = make_token_batches(samples, schedule, run.plan.rollout.temperature)
-    old = scatter(run.trainer.logprobs(batches, "policy"), schedule, len(samples))
+    lengths = [len(s.tokens) for s in samples]
+    old = scatter(run.trainer.logprobs(batches, "policy"), schedule, lengths)
     ref = None
     if run.plan.algo.uses_reference:
-        ref = scatter(run.trainer.logprobs(batches, "reference"), schedule, len(samples))
+        ref = scatter(run.trainer.logprobs(batches, "reference"), schedule, lengths)
     return old, ref
 
 

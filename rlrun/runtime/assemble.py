@@ -1,0 +1,87 @@
+"""The live parts of a run, put together: HTTP client, agents, prompt source, canary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlrun.agents.single_turn import SingleTurn
+from rlrun.backends.sglang.client import SglangClient
+from rlrun.data.prompts import PromptSource
+from rlrun.data.types import TokenBatch
+from rlrun.plan.types import RunPlan
+from rlrun.runtime.checkpoint import CheckpointStore
+from rlrun.runtime.cluster import Cluster
+from rlrun.runtime.inputs import Inputs
+from rlrun.runtime.loop import Run
+from rlrun.runtime.progress import Progress
+from rlrun.tracking.base import Trackers
+from rlrun.weight_sync.canary import check_canary
+
+CANARY_TOKENS = 16
+
+
+def assemble(
+    plan: RunPlan,
+    cluster: Cluster,
+    inputs: Inputs,
+    trackers: Trackers,
+    store: CheckpointStore,
+    progress: Progress,
+    runner: asyncio.Runner,
+    client: SglangClient,
+    mlflow_run_id: str | None,
+) -> Run:
+    return Run(
+        plan=plan,
+        trainer=cluster.trainer,
+        agent=_agent(plan, client, inputs, "train"),
+        eval_agent=_agent(plan, client, inputs, "eval") if plan.eval is not None else None,
+        source=PromptSource(inputs.train, plan.data.shuffle, plan.seed),
+        eval_prompts=inputs.eval,
+        tracker=trackers,
+        store=store,
+        progress=progress,
+        guard=cluster.supervisor.guard,
+        runner=runner,
+        canary=_canary(plan, cluster, client, inputs, runner) if plan.sync.verify == "canary" else None,
+        mlflow_run_id=mlflow_run_id,
+    )
+
+
+def _agent(plan: RunPlan, client: SglangClient, inputs: Inputs, stream: str) -> SingleTurn:
+    evaluating = plan.eval if stream == "eval" else None
+    return SingleTurn(
+        client,
+        inputs.reward,
+        group_size=evaluating.samples_per_prompt if evaluating else plan.batch.group_size,
+        temperature=evaluating.temperature if evaluating else plan.rollout.temperature,
+        max_response_tokens=plan.rollout.max_response_tokens,
+        stop=plan.rollout.stop,
+        seed=plan.seed if plan.rollout.seeded else None,
+        stream=stream,
+        max_concurrent_groups=plan.rollout.max_concurrent_groups,
+        reward_timeout_s=plan.reward.timeout_s,
+    )
+
+
+def _canary(
+    plan: RunPlan, cluster: Cluster, client: SglangClient, inputs: Inputs, runner: asyncio.Runner
+) -> Callable[[int], float]:
+    """Scores one fixed text (the first training prompt) with the trainer and with every engine after each sync."""
+    tokens = np.array(inputs.train[0].token_ids[:CANARY_TOKENS], np.int64)
+
+    async def scores() -> list[list[float]]:
+        return list(await asyncio.gather(*(client.score(tokens.tolist(), e.index) for e in cluster.engines)))
+
+    def check(version: int) -> float:
+        # Every data-parallel rank takes part in the forward pass; the first one's answer is compared.
+        batches: list[Any] = [TokenBatch([tokens], [[0]]) for _ in range(plan.train.dp)]
+        expected = cluster.trainer.logprobs(batches)[0][0][1:]
+        work = cluster.supervisor.guard(scores(), "the canary", plan.timeouts.sync_s)
+        return check_canary(expected.tolist(), runner.run(work), plan.model.dtype, version)["max_abs_diff"]
+
+    return check

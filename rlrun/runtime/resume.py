@@ -1,0 +1,87 @@
+"""What `rlrun resume` may do: go on with the very same experiment. Layout, folders and tracking may change; what is
+learned may not, except that a run with a constant learning rate may be given more steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rlrun.errors import Problem, RlrunError, Where
+from rlrun.plan.build import plan_from_json, replan
+from rlrun.plan.types import RunPlan
+from rlrun.runtime.checkpoint import CheckpointStore, RunState
+
+NOT_SEMANTIC = ("name", "stop_after", "output_dir", "placement", "trainer", "weight_sync", "checkpoint", "tracking", "timeouts")
+
+
+def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, str]:
+    """The plan to go on with, the saved state and its checkpoint folder. Raises RlrunError (exit 2)."""
+    path = os.path.join(run_dir, "plan.json")
+    if not os.path.exists(path):
+        raise RlrunError(Problem("no-run-there", f"{run_dir} holds no plan.json", hint="give the folder of a run: ls runs/*"))
+    with open(path, encoding="utf-8") as f:
+        old = plan_from_json(f.read())
+    found = CheckpointStore(run_dir, old.checkpoint.keep).latest()
+    if found is None:
+        raise RlrunError(
+            Problem(
+                "no-checkpoint",
+                f"{run_dir} stopped before its first checkpoint",
+                hint="start it again; checkpoint.interval=N saves every N steps",
+            )
+        )
+    checkpoint, state = found
+    # stop_after belongs to the command that gave it, not to the run.
+    carried = [] if any(o.split("=")[0] == "stop_after" for o in overrides) else ["stop_after=null"]
+    plan = replan(old, [*carried, *overrides])
+    _same_experiment(old, plan)
+    if state.step >= plan.num_steps:
+        raise RlrunError(
+            Problem(
+                "run-finished",
+                f"{run_dir} is finished: step {state.step} of {plan.num_steps} is saved",
+                hint=f"to train on, give it more steps: rlrun resume {run_dir} num_steps={2 * plan.num_steps}",
+            )
+        )
+    if plan.stop_after is not None and plan.stop_after <= state.step:
+        raise RlrunError(
+            Problem(
+                "stop-already-passed",
+                f"stop_after={plan.stop_after}, but step {state.step} is saved already",
+                hint=f"set stop_after above {state.step}",
+            )
+        )
+    return plan, state, checkpoint
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found |= differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found[f"{prefix}{key}"] = (a, b)
+    return found
+
+
+def _same_experiment(old: RunPlan, new: RunPlan) -> None:
+    if old.config_hash == new.config_hash:
+        return
+    changed = {
+        key: values
+        for key, values in differences(old.resolved_config, new.resolved_config).items()
+        if key.split(".")[0] not in NOT_SEMANTIC
+    }
+    constant = new.algo.optimizer.schedule == "constant"
+    if set(changed) == {"num_steps"} and constant:
+        return
+    summary = "a resumed run would learn something else than the run it continues"
+    if not changed:
+        summary = f"the data or model behind the run changed: config {old.config_hash} is now {new.config_hash}"
+    elif "num_steps" in changed and not constant:
+        summary += f" (a {new.algo.optimizer.schedule} learning rate depends on num_steps)"
+    where = tuple(Where("plan.json", f"{key}: {a}  ->  {b}") for key, (a, b) in changed.items())
+    raise RlrunError(Problem("resume-changes-experiment", summary, where, hint="start a new run for a new experiment"))
