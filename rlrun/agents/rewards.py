@@ -40,7 +40,8 @@ def position_match(prompt: Any, response_text: str, label: Any) -> float:
     return sum(a == b for a, b in zip(label, response_text, strict=False)) / longest if longest else 1.0
 
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
+_NUMBER = re.compile(r"(?:(?<![\w).])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+"""A sign counts only where it is not a minus between two numbers; commas only between groups of three digits."""
 
 
 def number_match(prompt: Any, response_text: str, label: Any) -> float:
@@ -67,8 +68,8 @@ def load_reward(import_path: str, arguments: Mapping[str, Any]) -> Reward:
         try:
             value = function(prompt, response_text, label, **arguments)
         except Exception as error:
-            summary = f"{import_path} raised {type(error).__name__}: {error}; label {label!r}, {_quoted(response_text)}"
-            raise RunFailed("reward", summary) from error
+            what = f"{import_path} raised {type(error).__name__}: {error}"
+            raise RunFailed("reward", f"{what} for {_quoted(response_text)}, label {_short(label)}") from error
         return _checked(import_path, value, response_text)
 
     return reward
@@ -107,12 +108,15 @@ def _check_signature(import_path: str, function: Callable[..., Any], arguments: 
 def _checked(import_path: str, value: Any, response_text: str) -> float:
     if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
-    if isinstance(value, dict):
-        summary, hint = f"{import_path} returned a dict with keys {sorted(map(str, value))}", "return one of its numbers"
-    else:
-        summary, hint = f"{import_path} returned {value!r} ({type(value).__name__})", "return a finite float"
-    raise RunFailed("reward", f"{summary} for {_quoted(response_text)}", hint)
+    summary = f"{import_path} returned {_short(value)} ({type(value).__name__}) for {_quoted(response_text)}"
+    hint = "return one number of the dict" if isinstance(value, dict) else "return a finite float"
+    raise RunFailed("reward", summary, hint)
 
 
-def _quoted(text: str, most: int = 80) -> str:
-    return f"response {text[:most]!r}{'...' if len(text) > most else ''}"
+def _short(value: Any, most: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def _quoted(response_text: str) -> str:
+    return f"response {_short(response_text)}"

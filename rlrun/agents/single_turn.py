@@ -1,39 +1,44 @@
-"""The plainest agent: one generation, one reward."""
+"""One prompt, one response, one reward: the agent of most RL recipes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 
+from rlrun.agents.rewards import Reward
 from rlrun.backends.base import Completion, GenerateRequest, RolloutBackend
 from rlrun.data.types import Group, Prompt, Sample
 from rlrun.errors import RunFailed
 
-REWARD_THREADS = 8
+MAX_REWARD_THREADS = 32
 
 
-def sample_seed(run_seed: int, stream: str, step: int, position: int, sample: int) -> int:
-    """Seed in 0..2**63-1 of one sample: the first 63 bits of sha256 over its coordinates.
+def sample_seed(run_seed: int, stream: str, step: int, position: int, prompt_id: int, index: int) -> int:
+    """Seed of one sample: the first 63 bits of sha256 over "run_seed/stream/step/position/prompt_id/index".
 
     `position` is the prompt's place in the step (a prompt may be drawn twice in one), `stream` keeps evaluation apart
     from training. Nothing else enters, so the samples do not depend on engines, batching or timing.
     """
-    text = f"{run_seed}/{stream}/{step}/{position}/{sample}".encode()
+    text = f"{run_seed}/{stream}/{step}/{position}/{prompt_id}/{index}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 class SingleTurn:
-    """Implements Agent. `reward` is called as f(prompt, response_text, label) in a thread, with a deadline."""
+    """Implements Agent. One instance draws training samples, another evaluates (temperature 0 is greedy).
+
+    `reward` is called as f(prompt, response_text, label) in a thread, with a deadline. `seed` None leaves sampling to
+    the engines; `stream` is "train" or "eval". Belongs to one event loop.
+    """
 
     def __init__(
         self,
         backend: RolloutBackend,
-        reward: Callable[[Prompt, str, Any], float],
+        reward: Reward,
         *,
         group_size: int,
         temperature: float,
@@ -48,68 +53,116 @@ class SingleTurn:
         self._group_size, self._temperature = group_size, temperature
         self._max_response_tokens, self._stop = max_response_tokens, tuple(stop)
         self._seed, self._stream = seed, stream
-        self._max_concurrent_groups, self._reward_timeout_s = max_concurrent_groups, reward_timeout_s
-        self._threads = ThreadPoolExecutor(REWARD_THREADS, thread_name_prefix="reward")
+        self._reward_timeout_s = reward_timeout_s
+        self._generating = asyncio.Semaphore(max_concurrent_groups)
+        self._rewarding = asyncio.Semaphore(MAX_REWARD_THREADS)
 
     async def collect(self, prompts: Sequence[Prompt], *, step: int) -> list[Group]:
-        gate = asyncio.Semaphore(self._max_concurrent_groups)
+        """One rewarded group a prompt, in their order, at most `max_concurrent_groups` of them generating at a time.
 
-        async def one(position: int, prompt: Prompt) -> Group:
-            async with gate:
-                return await self._group(position, prompt, step)
-
-        tasks = [asyncio.ensure_future(one(i, prompt)) for i, prompt in enumerate(prompts)]
+        Raises RunFailed naming the first prompt that failed, after cancelling the others.
+        """
+        tasks = [asyncio.create_task(self.rollout(p, step=step, position=i)) for i, p in enumerate(prompts)]
         try:
-            return list(await asyncio.gather(*tasks))
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _group(self, position: int, prompt: Prompt, step: int) -> Group:
-        seeds: list[int | None] = [None] * self._group_size
-        if self._seed is not None:
-            seeds = [sample_seed(self._seed, self._stream, step, position, k) for k in range(self._group_size)]
-        completions = await self._backend.generate(
-            GenerateRequest(prompt.token_ids, tuple(seeds), self._temperature, self._max_response_tokens, self._stop)
-        )
-        rewards = await asyncio.gather(*(self._score(prompt, c) for c in completions))
-        first = position * self._group_size
-        samples = [
-            to_sample(prompt, completion, reward, first + k)
-            for k, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
-        ]
+    async def rollout(self, prompt: Prompt, *, step: int, position: int) -> Group:
+        """One group: generated together, then rewarded sample by sample. Raises RunFailed naming the prompt."""
+        try:
+            async with self._generating:
+                completions = await self._backend.generate(self._request(prompt, step, position))
+            first = position * self._group_size
+            samples = [to_sample(prompt, completion, first + i) for i, completion in enumerate(completions)]
+            await self._give_rewards(prompt, samples)
+        except RunFailed as error:
+            raise RunFailed(error.part, f"prompt {prompt.prompt_id}: {error.summary}", error.hint) from error
+        except Exception as error:
+            summary = f"prompt {prompt.prompt_id}: {type(error).__name__}: {error}"
+            raise RunFailed("rollout", summary) from error
         return Group(prompt, samples)
 
-    async def _score(self, prompt: Prompt, completion: Completion) -> float:
-        if completion.finish_reason == "abort":
-            return 0.0
-        call = asyncio.get_running_loop().run_in_executor(
-            self._threads, self._reward, prompt, completion.text, prompt.label
-        )
-        try:
-            return await asyncio.wait_for(call, self._reward_timeout_s)
-        except TimeoutError:
-            raise RunFailed(
-                "reward",
-                f"no answer for prompt {prompt.prompt_id} within {self._reward_timeout_s:g} s",
-                "raise reward.timeout_s, or look at the reward function",
-            ) from None
+    def _request(self, prompt: Prompt, step: int, position: int) -> GenerateRequest:
+        seeds: tuple[int | None, ...] = (None,) * self._group_size
+        if self._seed is not None:
+            at = (self._seed, self._stream, step, position, prompt.prompt_id)
+            seeds = tuple(sample_seed(*at, i) for i in range(self._group_size))
+        return GenerateRequest(prompt.token_ids, seeds, self._temperature, self._max_response_tokens, self._stop)
+
+    async def _give_rewards(self, prompt: Prompt, samples: list[Sample]) -> None:
+        """An aborted sample takes the mean of its siblings: 0 would move the baseline of the group."""
+        finished = [s for s in samples if s.finish_reason != "abort"]
+        rewards = await asyncio.gather(*(self._reward_of(prompt, s.response_text) for s in finished))
+        for sample in samples:
+            sample.reward = float(np.mean(rewards)) if rewards else 0.0
+        for sample, reward in zip(finished, rewards, strict=True):
+            sample.reward = reward
+
+    async def _reward_of(self, prompt: Prompt, text: str) -> float:
+        async with self._rewarding:
+            answer = _in_thread(self._reward, prompt, text, prompt.label)
+            try:
+                return await asyncio.wait_for(answer, self._reward_timeout_s)
+            except TimeoutError:
+                summary = f"the reward function took longer than {self._reward_timeout_s:g} s"
+                hint = "make it faster, or raise reward.timeout_s"
+                raise RunFailed("reward", summary, hint) from None
 
 
-def to_sample(prompt: Prompt, completion: Completion, reward: float, rollout_id: int) -> Sample:
-    """Prompt ids and the very ids that the engine sampled. The stop token is trained on; an aborted sample is not."""
-    n_prompt, n_response = len(prompt.token_ids), len(completion.token_ids)
-    trained = 0 if completion.finish_reason == "abort" else 1
+def to_sample(prompt: Prompt, completion: Completion, rollout_id: int) -> Sample:
+    """Prompt ids and the very ids that the engine sampled, without a reward yet. The stop token is trained on; of an
+    aborted sample nothing is. Raises RunFailed for an answer that cannot be trained on."""
+    before, new = len(prompt.token_ids), len(completion.token_ids)
+    aborted = completion.finish_reason == "abort"
+    if len(completion.logprobs) != new:
+        raise RunFailed("rollout", f"the engine sent {len(completion.logprobs)} log-probs for {new} tokens")
+    if not new and not aborted:
+        raise RunFailed("rollout", f"the engine sent an empty response that ended with {completion.finish_reason}")
+    logprobs = np.zeros(before + new, np.float32)
+    logprobs[before:] = completion.logprobs
+    if not np.isfinite(logprobs).all():
+        raise RunFailed("rollout", "the engine sent a log-prob that is not finite")
+    loss_mask = np.zeros(before + new, np.int8)
+    loss_mask[before:] = 0 if aborted else 1
     return Sample(
         prompt_id=prompt.prompt_id,
         rollout_id=rollout_id,
         tokens=np.array(prompt.token_ids + completion.token_ids, np.int64),
-        prompt_length=n_prompt,
-        loss_mask=np.concatenate([np.zeros(n_prompt, np.int8), np.full(n_response, trained, np.int8)]),
-        rollout_logprobs=np.concatenate([np.zeros(n_prompt, np.float32), np.array(completion.logprobs, np.float32)]),
+        prompt_length=before,
+        loss_mask=loss_mask,
+        rollout_logprobs=logprobs,
         finish_reason=completion.finish_reason,
         policy_version=completion.policy_version,
         response_text=completion.text,
-        reward=reward,
+        metrics={"aborted": float(aborted)},
     )
+
+
+def _in_thread(reward: Reward, prompt: Prompt, text: str, label: object) -> asyncio.Future[float]:
+    """Calls `reward` in a daemon thread. Not in an executor: those are joined at exit, and a function that never
+    returns would keep the whole run from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[float] = loop.create_future()
+
+    def deliver(value: float | None, error: BaseException | None) -> None:
+        if future.done():  # timed out or cancelled
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)  # type: ignore[arg-type]
+
+    def call() -> None:
+        value, error = None, None
+        try:
+            value = reward(prompt, text, label)
+        except Exception as e:
+            error = e
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run ended while the function was busy
+            loop.call_soon_threadsafe(deliver, value, error)
+
+    threading.Thread(target=call, name="reward", daemon=True).start()
+    return future

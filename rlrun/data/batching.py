@@ -1,13 +1,12 @@
-"""Which rank trains which sample, and in which micro-batch: decided once a step, on the driver, by pure functions.
+"""Samples of one optimizer step -> a share for each data-parallel rank, cut into micro-batches. Pure and on the driver.
 
-Pack first, distribute second: samples become micro-batches whatever the number of ranks, then whole micro-batches are
-dealt out, the same number to every rank, balanced by tokens. The loss does not depend on any of it, because every
-token's weight is fixed before (`rlrun.algos.weights`).
+Pack first, distribute second: micro-batches are formed over all samples of the step, their number rounded up to a
+multiple of dp, and only then dealt to the ranks, so every rank runs the same number of them. What is learned does not
+depend on any of it: weights and denominators are fixed over the whole step first (`rlrun.algos.weights`).
 """
 
 from __future__ import annotations
 
-import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ import numpy as np
 from rlrun.algos.weights import loss_weights
 from rlrun.data.types import Sample, TokenBatch, TrainBatch
 
+Bins = list[list[int]]
+
 
 @dataclass(frozen=True)
 class RankSchedule:
-    """One data-parallel rank's share. `samples` are indices into the step's samples; `micro_batches` are lists of
-    positions in `samples`. An empty micro-batch only exists where a step has fewer samples than ranks."""
+    """One data-parallel rank's share. `samples`: indices into the step's samples, each on exactly one rank;
+    `micro_batches`: lists of positions in `samples`, in running order, each position once."""
 
     samples: tuple[int, ...]
     micro_batches: tuple[tuple[int, ...], ...]
@@ -35,103 +36,127 @@ def schedule_step(
     max_tokens_per_gpu: int | None,
     micro_batch_size: int | None,
 ) -> list[RankSchedule]:
-    """The shares of all dp ranks for samples of the given lengths (tokens). Deterministic.
+    """The schedule of samples with `lengths` tokens (each at least 1) for `dp` ranks; the same answer every time.
 
-    Every sample is in exactly one micro-batch; all ranks have equally many. packed: a micro-batch holds at most
-    `max_tokens_per_gpu` tokens, unless it is a single longer sample. padded: at most `micro_batch_size` samples, of
-    similar lengths.
+    packed: micro-batches of up to `max_tokens_per_gpu` tokens (times cp, if one is spread over context-parallel
+    ranks), as few as first-fit decreasing needs and evenly filled where that allows; a longer sample goes alone.
+    padded: up to `micro_batch_size` samples of similar length. An empty micro-batch appears only where the step has
+    fewer samples than the ranks need micro-batches.
     """
+    assert all(length > 0 for length in lengths), "a sample without tokens"
     if batching == "packed":
         assert max_tokens_per_gpu is not None
-        bins = pack(lengths, max_tokens_per_gpu)
+        bins = _pack(lengths, dp, max_tokens_per_gpu)
+        loads = [sum(lengths[i] for i in b) for b in bins]
     else:
+        assert batching == "padded", batching
         assert micro_batch_size is not None
-        order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        bins = [order[i : i + micro_batch_size] for i in range(0, len(order), micro_batch_size)]
-    return distribute(round_up(bins, lengths, dp), lengths, dp)
+        bins = _chunks(lengths, dp, micro_batch_size)
+        loads = [len(b) * max((lengths[i] for i in b), default=0) for b in bins]
+    return [_rank_schedule([bins[i] for i in rank]) for rank in deal(loads, dp)]
 
 
-def pack(lengths: Sequence[int], cap: int) -> list[list[int]]:
-    """Best-fit decreasing: sample indices in bins of at most `cap` tokens; a longer sample is a bin of its own.
-
-    O(n log n) comparisons: open bins are kept sorted by the room left in them.
-    """
-    bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, -bin), ascending; on equal room the oldest bin is last
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        at = bisect.bisect_left(room, (lengths[i], -len(bins)))
-        if at < len(room):
-            left, negative = room.pop(at)
-            bins[-negative].append(i)
-            bisect.insort(room, (left - lengths[i], negative))
-        else:
-            bins.append([i])
-            if lengths[i] < cap:
-                bisect.insort(room, (cap - lengths[i], -(len(bins) - 1)))
+def first_fit(lengths: Sequence[int], cap: int) -> Bins:
+    """Indices of `lengths` in bins of at most `cap`, each put into the first bin with room; a longer one goes alone."""
+    bins: Bins = []
+    room = np.zeros(len(lengths), np.int64)
+    for i, length in enumerate(lengths):
+        fits = room[: len(bins)] >= length
+        first = int(fits.argmax()) if bins else 0
+        if not bins or not fits[first]:
+            first = len(bins)
+            bins.append([])
+            room[first] = cap
+        bins[first].append(i)
+        room[first] -= length
     return bins
 
 
-def round_up(bins: list[list[int]], lengths: Sequence[int], multiple: int) -> list[list[int]]:
-    """Splits the largest bins in two until their number is a multiple; only when nothing can be split, adds empty ones."""
-    heap = [(-sum(lengths[i] for i in b), n, b) for n, b in enumerate(bins)]
+def lpt(lengths: Sequence[int], k: int) -> Bins:
+    """Indices of `lengths` in k bins of nearly equal sums: longest first, always into the bin with the least.
+
+    Graham's LPT rule, at most 4/3 - 1/(3k) of the best possible largest sum; O(n log n + n log k).
+    """
+    bins: Bins = [[] for _ in range(k)]
+    heap = [(0, b) for b in range(k)]
+    for i in _longest_first(lengths):
+        load, b = heap[0]
+        bins[b].append(i)
+        heapq.heapreplace(heap, (load + lengths[i], b))
+    return bins
+
+
+def deal(loads: Sequence[int], k: int) -> Bins:
+    """Like `lpt`, but into k bins of equally many items; `len(loads)` is a multiple of k. Largest first in each."""
+    assert len(loads) % k == 0, (len(loads), k)
+    bins: Bins = [[] for _ in range(k)]
+    heap = [(0, b) for b in range(k)]
+    for i in _longest_first(loads):
+        load, b = heapq.heappop(heap)
+        bins[b].append(i)
+        if len(bins[b]) < len(loads) // k:
+            heapq.heappush(heap, (load + loads[i], b))
+    return bins
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
+
+
+def _pack(lengths: Sequence[int], dp: int, cap: int) -> Bins:
+    order = _longest_first(lengths)
+    bins = [[order[j] for j in b] for b in first_fit([lengths[i] for i in order], cap)]
+    count = _round_up(len(bins), dp)
+    # With as many bins as these, evenly filled ones are better: every rank then waits less for the slowest.
+    alone = [i for i in order if lengths[i] > cap]
+    rest = order[len(alone) :]
+    even = lpt([lengths[i] for i in rest], count - len(alone)) if rest else []
+    even = [[rest[j] for j in b] for b in even]
+    if rest and max(sum(lengths[i] for i in b) for b in even) <= cap:
+        return [[i] for i in alone] + even
+    return _split(bins, lengths, count)
+
+
+def _split(bins: Bins, lengths: Sequence[int], count: int) -> Bins:
+    """`count` bins: the fullest that can be split is halved until there are enough; then empty ones."""
+    whole = [b for b in bins if len(b) == 1]
+    heap = [(-sum(lengths[i] for i in b), b) for b in bins if len(b) > 1]
     heapq.heapify(heap)
-    single: list[list[int]] = []
-    serial = len(bins)
-    while (len(heap) + len(single)) % multiple or not (heap or single):
-        while heap and len(heap[0][2]) < 2:
-            single.append(heapq.heappop(heap)[2])
-        if not heap:
-            single += [[] for _ in range(-len(single) % multiple or multiple * (not single))]
-            break
-        for half in _halves(heapq.heappop(heap)[2], lengths):
-            heapq.heappush(heap, (-sum(lengths[i] for i in half), serial, half))
-            serial += 1
-    return [b for _, _, b in sorted(heap, key=lambda entry: entry[:2])] + single
+    while heap and len(whole) + len(heap) < count:
+        _, fullest = heapq.heappop(heap)
+        for half in lpt([lengths[i] for i in fullest], 2):
+            part = [fullest[j] for j in half]
+            if len(part) > 1:
+                heapq.heappush(heap, (-sum(lengths[i] for i in part), part))
+            else:
+                whole.append(part)
+    bins = whole + [b for _, b in heap]
+    return bins + [[] for _ in range(count - len(bins))]
 
 
-def _halves(members: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Two non-empty parts of nearly equal token sums: longest first, each to the lighter part."""
-    parts: tuple[list[int], list[int]] = ([], [])
-    sums = [0, 0]
-    for i in sorted(members, key=lambda i: (-lengths[i], i)):
-        lighter = int(sums[1] < sums[0])
-        parts[lighter].append(i)
-        sums[lighter] += lengths[i]
-    return parts
+def _chunks(lengths: Sequence[int], dp: int, size: int) -> Bins:
+    count = _round_up(-(-len(lengths) // size), dp)
+    return [chunk.tolist() for chunk in np.array_split(np.array(_longest_first(lengths), np.int64), max(count, dp))]
 
 
-def distribute(bins: Sequence[Sequence[int]], lengths: Sequence[int], dp: int) -> list[RankSchedule]:
-    """Deals bins to dp ranks, equally many to each: heaviest first, to the lightest rank that still has room."""
-    assert len(bins) % dp == 0, (len(bins), dp)
-    each = len(bins) // dp
-    weights = [sum(lengths[i] for i in b) for b in bins]
-    owned: list[list[Sequence[int]]] = [[] for _ in range(dp)]
-    heap = [(0, rank) for rank in range(dp)]
-    for n in sorted(range(len(bins)), key=lambda n: (-weights[n], n)):
-        load, rank = heapq.heappop(heap)
-        owned[rank].append(bins[n])
-        if len(owned[rank]) < each:
-            heapq.heappush(heap, (load + weights[n], rank))
-    schedules = []
-    for rank_bins in owned:
-        samples = tuple(i for b in rank_bins for i in b)
-        starts = np.cumsum([0, *(len(b) for b in rank_bins)]).tolist()
-        micro_batches = tuple(tuple(range(a, b)) for a, b in zip(starts, starts[1:], strict=False))
-        schedules.append(RankSchedule(samples, micro_batches))
-    return schedules
+def _round_up(count: int, multiple: int) -> int:
+    return max(-(-count // multiple), 1) * multiple
+
+
+def _rank_schedule(bins: Bins) -> RankSchedule:
+    samples = tuple(i for b in bins for i in b)
+    ends = np.cumsum([len(b) for b in bins]).tolist()
+    micro_batches = tuple(tuple(range(end - len(b), end)) for b, end in zip(bins, ends, strict=True))
+    return RankSchedule(samples, micro_batches)
 
 
 def make_token_batches(
     samples: Sequence[Sample], schedule: Sequence[RankSchedule], temperature: float
 ) -> list[TokenBatch]:
-    """One TokenBatch a dp rank, for a log-prob pass."""
+    """One batch a rank for a log-prob pass over `samples` (those whose lengths made `schedule`)."""
     return [
-        TokenBatch(
-            tokens=[samples[i].tokens for i in share.samples],
-            micro_batches=[list(m) for m in share.micro_batches],
-            temperature=temperature,
-        )
-        for share in schedule
+        TokenBatch([_tokens(samples, i) for i in rank.samples], [list(m) for m in rank.micro_batches], temperature)
+        for rank in schedule
     ]
 
 
@@ -144,43 +169,56 @@ def make_train_batches(
     aggregation: str,
     temperature: float,
 ) -> list[TrainBatch]:
-    """One TrainBatch a dp rank, for one optimizer step on all of `samples`.
+    """One batch a rank for one optimizer step on all of `samples`.
 
-    advantages [n], one a sample, spread over its trained tokens. Loss weights are formed over all samples first.
+    `advantages` [n], spread over the tokens that the policy produced; `old_logprobs` and `ref_logprobs` (None without
+    a KL) n arrays [T_i]; `aggregation` a key of `rlrun.algos.weights.LOSS_WEIGHTS`.
     """
-    masks = [np.asarray(s.loss_mask, np.float32) for s in samples]
-    weights = loss_weights(masks, aggregation)
-    batches = []
-    for share in schedule:
-        mine = share.samples
-        batches.append(
-            TrainBatch(
-                tokens=[samples[i].tokens for i in mine],
-                micro_batches=[list(m) for m in share.micro_batches],
-                temperature=temperature,
-                loss_weights=[weights[i] for i in mine],
-                advantages=[masks[i] * np.float32(advantages[i]) for i in mine],
-                old_logprobs=[np.asarray(old_logprobs[i], np.float32) for i in mine],
-                ref_logprobs=[np.asarray(ref_logprobs[i], np.float32) for i in mine] if ref_logprobs is not None else [],
-                rollout_logprobs=[np.asarray(samples[i].rollout_logprobs, np.float32) for i in mine],
-            )
+    n = len(samples)
+    assert sum(len(rank.samples) for rank in schedule) == n, "a schedule of other samples"
+    assert len(advantages) == len(old_logprobs) == n, (len(advantages), len(old_logprobs), n)
+    assert ref_logprobs is None or len(ref_logprobs) == n
+    weights = loss_weights([s.loss_mask for s in samples], aggregation)
+
+    def per_token(values: Sequence[np.ndarray], rank: RankSchedule) -> list[np.ndarray]:
+        for i in rank.samples:
+            assert len(values[i]) == len(samples[i].tokens), f"sample {i}: {len(values[i])} values for its tokens"
+        return [np.asarray(values[i], np.float32) for i in rank.samples]
+
+    spread = [np.float32(a) * np.asarray(s.loss_mask, np.float32) for a, s in zip(advantages, samples, strict=True)]
+    return [
+        TrainBatch(
+            tokens=[_tokens(samples, i) for i in rank.samples],
+            micro_batches=[list(m) for m in rank.micro_batches],
+            temperature=temperature,
+            loss_weights=per_token(weights, rank),
+            advantages=per_token(spread, rank),
+            old_logprobs=per_token(old_logprobs, rank),
+            ref_logprobs=per_token(ref_logprobs, rank) if ref_logprobs is not None else [],
+            rollout_logprobs=per_token([s.rollout_logprobs for s in samples], rank),
         )
-    return batches
+        for rank in schedule
+    ]
 
 
 def scatter(
     results: Sequence[Sequence[np.ndarray]], schedule: Sequence[RankSchedule], lengths: Sequence[int]
 ) -> list[np.ndarray]:
-    """Per-rank results back in the order of the samples.
+    """The inverse of dealing: each rank's per-sample results [T_i], back in the order of the step's samples.
 
-    A result of the wrong length is our own mistake and never passes: misaligned log-probs train silently wrong.
+    A result of another length than its sample's is our own mistake and never passes: misaligned log-probs train
+    silently wrong.
     """
-    placed: list[np.ndarray | None] = [None] * len(lengths)
+    placed: dict[int, np.ndarray] = {}
     for share, values in zip(schedule, results, strict=True):
         assert len(values) == len(share.samples), f"{len(values)} results for {len(share.samples)} samples"
         for i, value in zip(share.samples, values, strict=True):
             assert len(value) == lengths[i], f"sample {i} has {lengths[i]} tokens and {len(value)} values"
-            assert placed[i] is None, f"sample {i} was scheduled twice"
+            assert i not in placed, f"sample {i} was scheduled twice"
             placed[i] = value
-    assert all(value is not None for value in placed), "a sample was not scheduled"
-    return [value for value in placed if value is not None]
+    assert len(placed) == len(lengths), f"{len(placed)} of {len(lengths)} samples were scheduled"
+    return [placed[i] for i in range(len(lengths))]
+
+
+def _tokens(samples: Sequence[Sample], i: int) -> np.ndarray:
+    return np.asarray(samples[i].tokens, np.int64)

@@ -10,31 +10,38 @@ from typing import Any
 import numpy as np
 
 from rlrun.data.types import Prompt
-from rlrun.errors import Problem, RlrunError
-
-MOST_SHOWN = 5
+from rlrun.errors import Problem, RlrunError, Where
+from rlrun.plan.dataset import MOST_SHOWN, scan
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a data set; `messages` as {role, content}. `line` counts from 1."""
+    """One line of a data set, from 1. `prompt` is a text or a list of {role, content} messages."""
 
     line: int
-    messages: tuple[dict[str, str], ...]
+    prompt: str | list[dict[str, str]]
     label: Any
 
 
 def load_rows(path: str, prompt_key: str, label_key: str | None) -> list[Row]:
-    """The rows of a JSONL file that the plan has already looked at line by line. A string prompt is one user turn."""
+    """All rows of a JSONL file, in order; blank lines are not rows.
+
+    The plan has looked at every line, but perhaps not at this file as it is now: raises RlrunError `file-not-found`,
+    or `malformed-jsonl` with the lines that cannot be used. None is skipped.
+    """
+    found = scan(path, prompt_key, label_key)
+    if found.error is not None:
+        raise RlrunError(Problem("file-not-found", f"cannot read {path}: {found.error}", hint="correct the path"))
+    if found.bad:
+        where = _places([Where(f"{path}:{row.line}", row.reason) for row in found.bad], found.num_bad)
+        summary = f"{path}: {found.num_bad} of {found.num_rows} rows cannot be used"
+        raise RlrunError(Problem("malformed-jsonl", summary, where, hint="correct these lines of the file"))
     rows = []
-    with open(path, encoding="utf-8") as f:
-        for number, line in enumerate(f, start=1):
-            if not line.strip():
-                continue
-            row = json.loads(line)
-            prompt = row[prompt_key]
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            rows.append(Row(number, tuple(messages), row[label_key] if label_key is not None else None))
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.strip():
+                row = json.loads(raw)
+                rows.append(Row(number, row[prompt_key], row[label_key] if label_key is not None else None))
     return rows
 
 
@@ -43,36 +50,38 @@ def tokenize_prompts(
 ) -> list[Prompt]:
     """Token ids of each row under the chat template, ready for generation. `prompt_id` is the row's index.
 
-    `system_prompt` goes before a prompt that has no system message. Raises RlrunError `prompt-too-long` naming rows.
+    A text becomes one user turn, after `system_prompt` if there is one; a list of messages is taken as it is.
+    Raises RlrunError `prompt-too-long` naming the rows: prompts are never cut or left out.
     """
     prompts: list[Prompt] = []
-    too_long: list[tuple[int, int]] = []
+    too_long: list[Where] = []
     for index, row in enumerate(rows):
-        messages = list(row.messages)
-        if system_prompt is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system_prompt})
+        messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+        if system_prompt is not None and isinstance(row.prompt, str):
+            messages = [{"role": "system", "content": system_prompt}, *messages]
         # As text first: some tokenizers return a mapping, some a list, when asked for ids directly.
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) > max_prompt_tokens:
-            too_long.append((row.line, len(ids)))
+            too_long.append(Where(f"{path}:{row.line}", f"{len(ids)} tokens"))
         prompts.append(Prompt(index, tuple(messages), tuple(ids), row.label))
     if too_long:
-        shown = ", ".join(f"{path}:{line} ({n} tokens)" for line, n in too_long[:MOST_SHOWN])
-        more = f" and {len(too_long) - MOST_SHOWN} more" if len(too_long) > MOST_SHOWN else ""
-        raise RlrunError(
-            Problem(
-                "prompt-too-long",
-                f"{len(too_long)} prompts have more than {max_prompt_tokens} tokens: {shown}{more}",
-                hint=f"set rollout.max_prompt_tokens to {max(n for _, n in too_long)}, or drop these rows",
-            )
-        )
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        summary = f"{len(too_long)} of {len(rows)} prompts have more than {max_prompt_tokens} tokens, up to {longest}"
+        hint = f"set rollout.max_prompt_tokens to {longest}, or take these rows out of the file"
+        where = _places(too_long[:MOST_SHOWN], len(too_long))
+        raise RlrunError(Problem("prompt-too-long", summary, where, hint))
     return prompts
+
+
+def _places(shown: Sequence[Where], total: int) -> tuple[Where, ...]:
+    return (*shown, Where("...", f"and {total - len(shown)} more")) if total > len(shown) else tuple(shown)
 
 
 class PromptSource:
     """Draws prompts epoch after epoch, without end. With `shuffle`, epoch e is ordered by a generator seeded with
-    (seed, e), so the order depends on nothing else. Draws may cross epochs."""
+    (seed, e), so the order depends on nothing else. A draw may cross epochs: no prompt is left out because the data set
+    does not divide evenly."""
 
     def __init__(self, prompts: Sequence[Prompt], shuffle: bool, seed: int):
         assert prompts, "a source without prompts"
@@ -86,7 +95,7 @@ class PromptSource:
         return np.random.default_rng([self._seed, epoch]).permutation(n) if self._shuffle else np.arange(n)
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts."""
+        """The next n prompts; across the end of an epoch the same one may come twice."""
         taken: list[Prompt] = []
         while len(taken) < n:
             if self._position == len(self._prompts):
@@ -98,11 +107,11 @@ class PromptSource:
         return taken
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is, and over how many prompts."""
+        """Where it is, and over how many prompts. Plain JSON."""
         return {"epoch": self._epoch, "position": self._position, "num_prompts": len(self._prompts)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on where `state` was taken. Raises RlrunError when the data set has another size now."""
+        """Goes on where `state` was taken. Raises RlrunError `data-changed` when the data set has another size now."""
         if state["num_prompts"] != len(self._prompts):
             raise RlrunError(
                 Problem(
