@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _report(e.problems, as_json=command is not None and command.as_json)
         return EXIT_CONFIG
     except RunFailed as e:
-        print(f"error: {e}", file=sys.stderr)
+        from rlrun.plan.render import render_failure
+
+        print(render_failure(e), file=sys.stderr)
         return EXIT_RUN_FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -98,6 +98,8 @@ class Groups:
         """`+group=option` and `group=option` mean the same; Hydra tells groups with and without a default apart."""
         if choice.is_delete():
             return choice
+        if choice.value() is None:  # `model=null` takes the group away, which Hydra spells ~model
+            return replace(choice, type=OverrideType.DEL, value_type=None, _value=None)
         root = self.repository.load_config(ROOT)
         with_default = [d.group for d in (root.defaults_list if root else None) or [] if isinstance(d, GroupDefault)]
         if choice.key_or_group in with_default:

@@ -52,6 +52,12 @@ def find_key(path: str) -> Key | None:
     return None
 
 
+def expected(path: str) -> str:
+    """What the value at `path` has to be, in words."""
+    known = find_key(path)
+    return known.expected if known is not None else "a value"
+
+
 def nearest_key(path: str) -> str | None:
     """The key that was probably meant: alike in its last word first, in the whole path second."""
     last = path.rsplit(".", 1)[-1]

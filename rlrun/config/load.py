@@ -15,15 +15,16 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlrun.config.compose import Composition, Groups
-from rlrun.config.keys import all_keys, find_key, nearest_key
+from rlrun.config.keys import all_keys, expected, find_key, nearest_key
 from rlrun.config.origin import COMMAND_LINE, Origins, show
 from rlrun.config.partial import Partial
+from rlrun.config.resolve import resolve
 from rlrun.config.schema import RunConfig
 from rlrun.errors import Problem, RlrunError, Where
 
@@ -149,7 +150,7 @@ def _apply(overrides: Iterable[Override], composition: Composition, groups: Grou
             composition.origins.add_value(key, override.value(), Where(COMMAND_LINE, word))
         except OmegaConfBaseException as e:
             summary = f"cannot set `{word}`: {str(e).splitlines()[0]}"
-            problems.append(Problem("bad-override", summary, (Where(COMMAND_LINE, word),), hint=f"set {key} to {_expected(key)}"))
+            problems.append(Problem("bad-override", summary, (Where(COMMAND_LINE, word),), hint=f"set {key} to {expected(key)}"))
 
 
 def _delete(tree: DictConfig, key: str) -> None:
@@ -168,8 +169,9 @@ def _validated(
     incomplete: bool,
     groups: Groups,
 ) -> Loaded:
-    bad: set[tuple[str, ...]] = set()
-    values = _resolved(tree, (), origins, problems, bad)
+    resolution = resolve(tree, origins)
+    values, bad = resolution.values, resolution.bad
+    problems += resolution.problems
     config: RunConfig | Partial
     try:
         config = RunConfig.model_validate(values)
@@ -190,59 +192,26 @@ def _validated(
     return Loaded(config, values, origins, experiment, tuple(problems))
 
 
-def _resolved(
-    node: DictConfig, path: tuple[str, ...], origins: Origins, problems: list[Problem], bad: set[tuple[str, ...]]
-) -> dict[str, Any]:
-    """Plain values of a tree, every `${...}` replaced. Keys without a value (`???`, bad `${...}`) are left out."""
-    values: dict[str, Any] = {}
-    for name in node:
-        here = (*path, str(name))
-        key = ".".join(here)
-        if OmegaConf.is_missing(node, name):
-            bad.add(here)
-            problems.append(_missing(key, origins.where(key, "???")))
-            continue
-        try:
-            value = node[name]
-            if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(node, name):
-                value = _resolved(value, here, origins, problems, bad)
-            elif isinstance(value, DictConfig | ListConfig):
-                value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-        except Exception as e:  # a resolver is a function of the user's, and may raise anything
-            written = OmegaConf.to_container(OmegaConf.create({"v": node._get_node(name)}), resolve=False)["v"]  # type: ignore[index,call-overload]
-            where = (origins.where(key, written),)
-            hint = "name an existing key in ${...}, or write the value itself"
-            bad.add(here)
-            problems.append(Problem("bad-interpolation", f"{key} cannot be resolved: {str(e).splitlines()[0]}", where, hint=hint))
-            continue
-        values[str(name)] = value
-    return values
-
-
 def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Groups) -> Problem:
     """One finding of pydantic in our words."""
     if error["type"] == "extra_forbidden":
         return _unknown_key(key, (origins.where(key, error["input"]),), groups)
     if error["type"] == "missing":
-        return _missing(key, None, groups)
+        return _missing(key, groups)
     value = error["input"]
     where = (origins.where(key, value),)
-    known = find_key(key)
-    name = known.path if known is not None else key
+    name = next(p for n in range(len(key), 0, -1) if (p := ".".join(key.split(".")[:n])) in all_keys())  # not rollout.stop.0
+    known = all_keys()[name]
     bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number")
     code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
     got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
-    hint = f"set {name} to {_expected(name)}"
-    if known is not None and not known.required and known.section is None:
+    hint = f"set {name} to {expected(name)}"
+    if not known.required and known.section is None:
         hint += f"; the default is {show(known.default)}"
-    if isinstance(value, int | float) and known is not None and known.expected.startswith("a text"):
+    if isinstance(value, int | float) and known.expected.startswith("a text"):
         hint = f"quote it: {name}='\"{value}\"'"
-    return Problem(code, f"{name} is {got}, it has to be {_expected(name)}", where, hint=hint)
-
-
-def _expected(key: str) -> str:
-    known = find_key(key)
-    return known.expected if known is not None else "a value"
+    holds = "is" if name == key else "holds"
+    return Problem(code, f"{name} {holds} {got}, it has to be {known.expected}", where, hint=hint)
 
 
 def _kind(value: Any) -> str:
@@ -268,12 +237,12 @@ def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
     return Problem("unknown-key", summary, where, hint=hint)
 
 
-def _missing(key: str, where: Where | None, groups: Groups | None = None) -> Problem:
-    options = groups.options(key) if groups is not None else []
+def _missing(key: str, groups: Groups) -> Problem:
+    options = groups.options(key)
     if options:
         hint = f"choose one: {', '.join(f'{key}={option}' for option in options)}; or start from +experiment=NAME"
     else:
-        hint = f"set {key} to {_expected(key)}"
+        hint = f"set {key} to {expected(key)}"
         if "." not in key:
             hint += ", or start from +experiment=NAME"
-    return Problem("missing-value", f"{key} has no value", (where,) if where else (), hint=hint)
+    return Problem("missing-value", f"{key} has no value", hint=hint)

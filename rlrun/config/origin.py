@@ -39,6 +39,8 @@ class Origins:
         """Every key of a YAML file, whose content goes below `package`."""
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
         if isinstance(root, yaml.MappingNode):
+            if package:
+                self._groups[package] = Where(display(path), "")
             self._walk(root, display(path), package, is_root=True)
 
     def add_value(self, key: str, value: Any, where: Where) -> None:

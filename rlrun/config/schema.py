@@ -54,7 +54,7 @@ class ArchitectureConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str
+    name: str = Field(json_schema_extra=NOT_SEMANTIC)
     """Label used in reports."""
     family: Literal["qwen3"]
     """Which weight mapping and layer spec to use."""
@@ -71,7 +71,7 @@ class ModelConfig(Section):
 
 
 class AlgoConfig(Section):
-    name: str
+    name: str = Field(json_schema_extra=NOT_SEMANTIC)
     """Label used in reports."""
     advantage: Literal["grpo"] = "grpo"
     """Advantage estimator. grpo: reward minus the group's mean, optionally over its standard deviation."""
@@ -141,17 +141,19 @@ class RolloutConfig(Section):
     """Strings that end a sample, beside the end-of-sequence token."""
     seeded: bool = False
     """Give every request its own seed, derived from seed, step and sample, so that a run can be repeated."""
-    request_timeout_s: Seconds = 600.0
+    request_timeout_s: Seconds = Field(default=600.0, json_schema_extra=NOT_SEMANTIC)
     """Deadline of one request; a request that misses it is retried."""
-    max_retries: NonNegative = 3
+    max_retries: NonNegative = Field(default=3, json_schema_extra=NOT_SEMANTIC)
     """Times a failed request is sent again before the run fails."""
-    max_concurrent_groups: Positive = 256
+    max_concurrent_groups: Positive = Field(default=256, json_schema_extra=NOT_SEMANTIC)
     """Prompt groups in flight at once."""
-    router_policy: Literal["round_robin", "cache_aware", "random"] = "round_robin"
+    router_policy: Literal["round_robin", "cache_aware", "random"] = Field(
+        default="round_robin", json_schema_extra=NOT_SEMANTIC
+    )
     """How sglang-router spreads requests when there is more than one engine."""
-    port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
     """First port of the engines and the router, which take consecutive ones; null picks free ports."""
-    sglang: SglangConfig = SglangConfig()
+    sglang: SglangConfig = Field(default=SglangConfig(), json_schema_extra=NOT_SEMANTIC)
 
 
 class DatasetConfig(Section):
@@ -179,7 +181,7 @@ class RewardConfig(Section):
     """Reward function as package.module:name, called as f(prompt, response_text, label, **arguments) -> float."""
     arguments: dict[str, Any] = {}
     """Keyword arguments passed to it."""
-    timeout_s: Seconds = 60.0
+    timeout_s: Seconds = Field(default=60.0, json_schema_extra=NOT_SEMANTIC)
     """Deadline of one call."""
 
 
@@ -246,7 +248,7 @@ class WeightSyncConfig(Section):
 
 
 class AsyncModeConfig(Section):
-    name: Literal["sync"] = "sync"
+    name: Literal["sync"] = Field(default="sync", json_schema_extra=NOT_SEMANTIC)
     """Label used in reports."""
     max_staleness: Annotated[int, Field(ge=0, le=0)] = 0
     """Largest trainer version minus sample version that is trained on; 0 is synchronous."""

@@ -108,4 +108,26 @@ CODES: dict[str, str] = {
     "engines-not-installed": "This environment can plan but not run: Ray, torch, Megatron-core, SGLang or another package is "
     "missing. `make setup` installs them for a CPU, `pip install rlrun[gpu]` for CUDA.",
     "too-few-gpus": "The plan is consistent, and this machine (without RAY_ADDRESS naming a cluster) has fewer GPUs than it needs.",
+    # The weights, read when the trainer starts
+    "weights-not-found": "The checkpoint folder has no safetensors files. Other formats are not read; convert it once with "
+    "transformers' save_pretrained.",
+    "weights-unreadable": "A safetensors file or its index is damaged, for instance by an interrupted download.",
+    "weights-missing": "The checkpoint lacks tensors that a model of this architecture has.",
+    "weights-unexpected": "The checkpoint has tensors that the family's mapping does not know; leaving them out would compute "
+    "something else.",
+    "weights-shape": "A tensor of the checkpoint has another shape than model.architecture says.",
+    "weights-tied-differ": "tie_word_embeddings is true, and the checkpoint stores an output layer that differs from the "
+    "embedding: one of the two would be lost.",
+    # A run that exists
+    "run-failed": "A run had started and broke. The message says which part, doing what; the run folder has its logs, and "
+    "`rlrun resume` goes on from the last checkpoint.",
+    "no-run-there": "The folder given to `rlrun resume` is not that of a run: it has no plan.json.",
+    "no-checkpoint": "The run stopped before it saved anything, so there is nothing to go on from. checkpoint.interval makes "
+    "runs save earlier.",
+    "run-finished": "The run has reached num_steps. With a constant learning rate it can be given more.",
+    "stop-already-passed": "stop_after lies at or before the step from which the run would go on.",
+    "data-changed": "The training file has another number of prompts than when the checkpoint was made, so the place in it from "
+    "which the run would go on means something else.",
+    "resume-changes-experiment": "A resumed run is the same experiment: placement, tracking and the like may change, what is "
+    "learned may not. The differing keys are listed with both values.",
 }

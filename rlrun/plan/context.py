@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.config.keys import all_keys
@@ -24,6 +24,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 class Context:
     config: RunConfig | Partial
     origins: Origins
+    _scans: dict[str, Scan] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:
         """The value at a dotted key. Raises Unreadable when it, or a group around it, is wrong or null."""
@@ -75,9 +76,17 @@ class Context:
         dataset = getattr(self.config.data, name)
         if dataset is None:
             return None
-        model = self.config.model
-        alphabet = model.alphabet if model.init == "random" else None
-        return scan(absolute(dataset.path), dataset.prompt_key, dataset.label_key, alphabet)
+        if name not in self._scans:
+            path = absolute(dataset.path)
+            self._scans[name] = scan(path, dataset.prompt_key, dataset.label_key, self._alphabet())
+        return self._scans[name]
+
+    def _alphabet(self) -> str | None:
+        try:
+            model = self.config.model
+            return model.alphabet if model.init == "random" else None
+        except Unreadable:  # the rows can be judged without it
+            return None
 
 
 def local_path(path: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import re
@@ -33,7 +32,6 @@ class Scan:
     error: str | None = None
 
 
-@functools.lru_cache(maxsize=8)
 def scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None = None) -> Scan:
     """Reads a JSONL file once. Blank lines are not rows. With `alphabet`, looks at the characters too. Raises nothing."""
     digest = hashlib.sha256()
@@ -64,7 +62,7 @@ def scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None
 def _read_row(raw: bytes, prompt_key: str, label_key: str | None) -> tuple[Any, str | None]:
     """A row's prompt, and why it cannot be used (None when it can)."""
     try:
-        row = json.loads(raw)
+        row = json.loads(raw.decode())
     except UnicodeDecodeError:
         return None, "is not UTF-8"
     except json.JSONDecodeError as e:

@@ -65,7 +65,8 @@ def _value(key: Key, loaded: Loaded) -> tuple[str, str | None]:
     try:
         value = show(Context(loaded.config, loaded.origins).value(key.path))
     except Unreadable:
-        value = "no value" if key.path not in loaded.origins else "no usable value"
+        unset = "no value" if key.required else show(key.default)
+        value = unset if key.path not in loaded.origins else "no usable value"
     return value, loaded.origins.of(key.path) if key.path in loaded.origins else None
 
 

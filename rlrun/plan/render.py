@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from rlrun.config.origin import show
-from rlrun.errors import Problem, Where
+from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
 
 WIDTH = 100
@@ -45,6 +45,11 @@ def render_problems(problems: Sequence[Problem], stream: TextIO | None = sys.std
     style = Style(stream)
     count = f"Found {len(problems)} error{'s' if len(problems) != 1 else ''}. Nothing was started."
     return "\n\n".join([*(_problem(p, style) for p in problems), count])
+
+
+def render_failure(error: RunFailed, stream: TextIO | None = sys.stderr) -> str:
+    """A run that broke, outside of a run folder."""
+    return _problem(Problem("run-failed", f"{error.part}: {error.summary}", hint=error.hint), Style(stream))
 
 
 def _problem(problem: Problem, style: Style) -> str:

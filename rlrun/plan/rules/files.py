@@ -53,7 +53,7 @@ def _dataset(c: Context, name: str) -> Iterator[Problem]:
         named = (c.origins.where(key, written),)
         hint = f"correct line {', '.join(str(row.line) for row in rows.bad)}{more} of that file"
         if any("has no field" in row.reason for row in rows.bad):
-            hint += f", or set data.{name}.prompt_key and label_key to its fields"
+            hint += f", or set data.{name}.prompt_key and data.{name}.label_key to its fields"
         yield Problem("malformed-jsonl", f"{_short(written)}: {first}", where + named, hint)
     if rows.foreign:
         characters = "".join(sorted({character for row in rows.foreign for character in row.reason}))
