@@ -12,6 +12,7 @@ import hashlib
 import pickle
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,11 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
+from rlrun.backends.megatron import writer
 from rlrun.backends.megatron.mapping import global_parameters, unwrap
+from rlrun.errors import RunFailed
 from rlrun.plan.types import TrainPlan
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -36,26 +40,36 @@ FROM_PLAN = ("betas", "eps", "max_lr", "min_lr")
 
 
 def save(
-    directory: str, model: torch.nn.Module, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, train: TrainPlan
+    directory: str,
+    model: torch.nn.Module,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    train: TrainPlan,
 ) -> None:
     """Writes into an existing, empty folder. Collective."""
     state = _model_and_optimizer(model, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     state["layout"] = _layout(train)
     state["rng"] = _rng_object()
-    dist_checkpointing.save(state, directory)
+    with _failing_as_run_failed(f"saving the checkpoint to {directory}"), writer.in_process():
+        dist_checkpointing.save(state, directory)
 
 
 def load(
-    directory: str, model: torch.nn.Module, optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, train: TrainPlan
+    directory: str,
+    model: torch.nn.Module,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    train: TrainPlan,
 ) -> None:
     """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
     from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
     state = _model_and_optimizer(model, optimizer, is_loading=True)
-    same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
-    if same_layout:
-        state["rng"] = _rng_object()
-    state = dist_checkpointing.load(state, directory)
+    with _failing_as_run_failed(f"reading the checkpoint in {directory}"):
+        same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
+        if same_layout:
+            state["rng"] = _rng_object()
+        state = dist_checkpointing.load(state, directory)
     unwrap(model).load_state_dict(state["model"])
     load_optimizer(optimizer, state["optimizer"])
     for group, settings in zip(optimizer.param_groups, from_plan, strict=True):
@@ -64,6 +78,18 @@ def load(
     scheduler.load_state_dict(state["scheduler"])
     if same_layout:
         set_rng_state(state["rng"])
+
+
+@contextmanager
+def _failing_as_run_failed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # torch's CheckpointException is no Exception
+        failures = getattr(error, "failures", None) or {}
+        causes = "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in sorted(failures.items())) or str(error)
+        raise RunFailed(
+            "trainer", f"{what} failed: {causes}", "check the folder and the free space on its disk"
+        ) from error
 
 
 def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:

@@ -22,14 +22,13 @@ CPU = torch.device("cpu")
 def install() -> None:
     """Replaces the CUDA functions that Megatron-core calls by name. May be called again; does nothing with CUDA.
 
-    | stock megatron-core                                                | without a GPU       | instead               |
-    |--------------------------------------------------------------------|---------------------|-----------------------|
-    | `torch.cuda.current_device()`: layers, RoPE, DDP buffers, p2p       | raises              | the CPU device        |
-    | `torch.cuda.synchronize()`: after every pipeline send, saving       | raises              | nothing to wait for   |
-    | `CudaRNGStatesTracker`: weight initialisation, dropout              | raises              | `CpuRNGStatesTracker` |
-    | `_get/_set_cuda_rng_state`: activation recomputation                | raises              | the CPU generator is  |
-    |                                                                    |                     | saved beside it       |
-    | `jit_fuser` is torch.compile                                        | compiles with g++   | eager                 |
+    | stock megatron-core                                          | without a GPU     | instead                     |
+    |--------------------------------------------------------------|-------------------|-----------------------------|
+    | `torch.cuda.current_device()`: layers, RoPE, DDP, p2p        | raises            | the CPU device              |
+    | `torch.cuda.synchronize()`: pipeline sends, saving           | raises            | nothing to wait for         |
+    | `CudaRNGStatesTracker`: weight initialisation, dropout       | raises            | `CpuRNGStatesTracker`       |
+    | `_get/_set_cuda_rng_state`: activation recomputation         | raises            | covered by the CPU state    |
+    | `jit_fuser` is torch.compile                                 | compiles with g++ | eager                       |
     """
     if torch.cuda.is_available() or isinstance(mcore_random._CUDA_RNG_STATE_TRACKER, CpuRNGStatesTracker):
         return
@@ -77,9 +76,12 @@ def _is_cuda(device: Any) -> bool:
 class CpuRNGStatesTracker(mcore_random.CudaRNGStatesTracker):
     """Megatron's named generator states, kept for the CPU generator. Same seeds, same bookkeeping."""
 
+    _current_state_name: str
+
     def add(self, name: str, seed: int) -> None:
         self._is_initialized = True
-        assert seed not in self.seeds_ and name not in self.states_, f"generator {name} or seed {seed} exists already"
+        assert seed not in self.seeds_, f"seed {seed} is taken"
+        assert name not in self.states_, f"generator {name} exists already"
         self.seeds_.add(seed)
         self.states_[name] = torch.Generator("cpu").manual_seed(seed).get_state()
 

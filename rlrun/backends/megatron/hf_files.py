@@ -33,11 +33,17 @@ def weight_files(directory: str) -> dict[str, Path]:
             return {name: folder / file for name, file in weight_map.items()}
         if (folder / SINGLE).is_file():
             with safe_open(folder / SINGLE, framework="pt") as file:
-                return {name: folder / SINGLE for name in file.keys()}  # noqa: SIM118 (not a dict)
+                return dict.fromkeys(file.keys(), folder / SINGLE)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RlrunError(_problem("weights-unreadable", f"the weights in {directory} cannot be read: {error}")) from error
+        raise RlrunError(
+            _problem("weights-unreadable", f"the weights in {directory} cannot be read: {error}")
+        ) from error
     raise RlrunError(
-        _problem("weights-not-found", f"{directory} has neither {SINGLE} nor {INDEX}", "convert the checkpoint to safetensors")
+        _problem(
+            "weights-not-found",
+            f"{directory} has neither {SINGLE} nor {INDEX}",
+            "convert the checkpoint to safetensors",
+        )
     )
 
 
@@ -86,18 +92,24 @@ def check(weights: HfWeights, spec: ModelSpec) -> None:
         extra.remove("lm_head.weight")
         if not torch.equal(weights.tensor("lm_head.weight"), weights.tensor("model.embed_tokens.weight")):
             summary = f"{weights.directory}: lm_head.weight differs from the embedding, but the model ties them"
-            problems.append(_problem("weights-tied-differ", summary, "set model.architecture.tie_word_embeddings=false"))
+            problems.append(
+                _problem("weights-tied-differ", summary, "set model.architecture.tie_word_embeddings=false")
+            )
     missing = [name for name in expected if name not in present]
     if missing:
         problems.append(_problem("weights-missing", f"{weights.directory} lacks {_some(missing)}"))
     if extra:
         problems.append(
-            _problem("weights-unexpected", f"{weights.directory} has {_some(sorted(extra))}, which {spec.family} has not")
+            _problem(
+                "weights-unexpected", f"{weights.directory} has {_some(sorted(extra))}, which {spec.family} has not"
+            )
         )
     for name, shape in expected.items():
         if name in present and weights.shape(name) != shape:
             found = list(weights.shape(name))
-            problems.append(_problem("weights-shape", f"{name} in {weights.directory} is {found}, expected {list(shape)}"))
+            problems.append(
+                _problem("weights-shape", f"{name} in {weights.directory} is {found}, expected {list(shape)}")
+            )
     if problems:
         raise RlrunError(problems)
 
@@ -133,8 +145,14 @@ def load_hf(model: torch.nn.Module, directory: str, spec: ModelSpec) -> None:
             parameter.copy_(shard)
 
 
-def write_hf(named: Iterable[tuple[str, Tensor]], spec: ModelSpec, dtype: torch.dtype, source: str, target: str,
-             max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def write_hf(
+    named: Iterable[tuple[str, Tensor]],
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    source: str,
+    target: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
     """Writes tensors in `expected_names` order as one safetensors file, or as shards with an index when they are
     larger than `max_shard_bytes` together; copies config.json (with this dtype) and the tokenizer from `source`."""
     folder = Path(target)

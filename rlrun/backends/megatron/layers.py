@@ -7,6 +7,8 @@ keeps the T x T scores.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -54,12 +56,13 @@ class CausalAttention(MegatronModule):
     ) -> Tensor:
         """Padded: query [s, b, heads, d], key and value [s, b, groups, d] -> [s, b, heads * d]; padding is on the
         right, where causality already hides it. Packed (thd): [t, heads, d] -> [t, heads * d]."""
-        assert attention_mask is None and attention_bias is None
+        assert attention_mask is None
+        assert attention_bias is None
         if packed_seq_params is None:
             q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             return _sdpa(q, k, v).permute(2, 0, 1, 3).flatten(2)
         bounds = packed_seq_params.cu_seqlens_q.tolist()
-        lengths = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+        lengths = [end - start for start, end in itertools.pairwise(bounds)]
         assert sum(lengths) == query.shape[0], "cu_seqlens do not cover the packed row"
         pieces = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)), strict=True)
         outputs = [_sdpa(q[None], k[None], v[None])[0] for q, k, v in pieces]

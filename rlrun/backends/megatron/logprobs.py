@@ -53,7 +53,9 @@ def token_logprobs(
     return logprobs, entropy
 
 
-def _chunk(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _chunk(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int
+) -> tuple[Tensor, Tensor]:
     logits = F.linear(hidden, weight).float() / temperature
     return vocab_parallel_logprobs(logits, targets, vocab_size)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ class Weight:
     `place` is the layer's number, or "first" / "last" for the pipeline stage of the embedding / the head."""
 
     name: str
-    hf: dict[str, Shape]
+    hf: Mapping[str, Shape]
     split: Split
     place: int | str
 

@@ -59,7 +59,7 @@ def run_train(
             train["old_logprobs"],
             train["advantages"],
             weights,
-            train["ref_logprobs"] if algo.uses_reference else None,
+            train["ref_logprobs"] if algo.kl_coef > 0 else None,
             train["rollout_logprobs"],
             clip_low=algo.clip_low,
             clip_high=algo.clip_high,

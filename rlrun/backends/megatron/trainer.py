@@ -12,13 +12,20 @@ import torch
 import torch.distributed as dist
 
 from rlrun.backends.base import EngineAddress, RankInfo, Rendezvous, TrainMetrics
-from rlrun.backends.megatron import quiet  # noqa: F401  (before anything that imports Megatron)
-from rlrun.backends.megatron import checkpoint, cpu, device, hf_files, mapping, microbatch, step
+from rlrun.backends.megatron import (
+    _quiet,  # noqa: F401  (first: it imports Megatron without its warnings)
+    checkpoint,
+    cpu,
+    device,
+    hf_files,
+    mapping,
+    microbatch,
+    step,
+)
 from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimizer, build_scheduler, wrap_ddp
 from rlrun.data.types import TokenBatch, TrainBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
-
 
 
 def _in_megatron(method: Callable) -> Callable:
@@ -41,13 +48,13 @@ class MegatronTrainer:
 
     def __init__(self, plan: RunPlan):
         self.plan = plan
-        self.info: RankInfo | None = None
+        self.info: RankInfo  # from `start` on
         self.model_dir = ""
         self._sender: Any = None
 
     @_in_megatron
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
-        plan, spec = self.plan, self.plan.model.spec
+        plan = self.plan
         self.model_dir = model_dir
         self.device = device.setup(plan)
         self.dtype = getattr(torch, plan.model.dtype)
@@ -59,7 +66,6 @@ class MegatronTrainer:
         self.model = wrap_ddp(model, plan.train)
         self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer)
         self.scheduler = build_scheduler(self.optimizer, plan.algo.optimizer)
-        assert spec.num_layers % plan.train.pp == 0
         return self.info
 
     def _load_model(self, model_dir: str) -> PolicyModel:

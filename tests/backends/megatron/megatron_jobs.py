@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from rlrun.backends.base import Rendezvous
 from rlrun.backends.megatron.trainer import MegatronTrainer
 from rlrun.data.types import TokenBatch, TrainBatch
@@ -42,7 +43,7 @@ def exported(trainer: MegatronTrainer) -> dict[str, np.ndarray]:
     from rlrun.backends.megatron import cpu, mapping
 
     with cpu.shim():
-        return {n: t.float().numpy() for n, t in mapping.export_weights(trainer.model, trainer.plan.model.spec)}
+        return {n: t.float().cpu().numpy() for n, t in mapping.export_weights(trainer.model, trainer.plan.model.spec)}
 
 
 def train(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batches: list[TrainBatch]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def train(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batches: list[T
 
 def gradients(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: TrainBatch) -> dict[str, Any]:
     """The loss, and the summed gradients under their Hugging Face names."""
-    from rlrun.backends.megatron import cpu, mapping, step
+    from rlrun.backends.megatron import cpu, step
 
     with started(rendezvous, plan, model_dir) as trainer, cpu.shim():
         trainer.model.zero_grad_buffer()
@@ -192,3 +193,100 @@ def start_error(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> list[t
     finally:
         trainer.close()
     return []
+
+
+def children_after_save(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str) -> list[str]:
+    """Processes started while saving, whether they ended or not."""
+    import multiprocessing.process
+
+    started_processes = []
+    original = multiprocessing.process.BaseProcess.start
+
+    def record(process: Any) -> None:
+        started_processes.append(str(process))
+        original(process)
+
+    with started(rendezvous, plan, model_dir) as trainer:
+        multiprocessing.process.BaseProcess.start = record
+        try:
+            trainer.save(directory)
+        finally:
+            multiprocessing.process.BaseProcess.start = original
+    return started_processes
+
+
+def load_error(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str) -> tuple[str, str]:
+    with started(rendezvous, plan, model_dir) as trainer:
+        try:
+            trainer.load(directory)
+        except Exception as error:
+            return type(error).__name__, str(error)
+    return "", ""
+
+
+def logprobs_of(
+    rendezvous: Rendezvous,
+    hidden: np.ndarray,
+    weight: np.ndarray,
+    targets: np.ndarray,
+    upstream: np.ndarray,
+    temperature: float,
+    rows: int,
+) -> dict[str, np.ndarray]:
+    """This rank's slice of the vocabulary; the hidden gradient is summed over ranks."""
+    from megatron_plans import make_plan
+
+    from rlrun.backends.megatron import cpu, device, logprobs
+    from rlrun.backends.megatron.mapping import Columns
+
+    tp = rendezvous.world_size
+    plan = make_plan(tp=tp)
+    device.setup(plan)
+    with cpu.shim():
+        device.join(plan, rendezvous)
+        try:
+            leaf = torch.from_numpy(hidden).requires_grad_()
+            shard = Columns(padded=True).shard([torch.from_numpy(weight)], rendezvous.rank, tp).clone().requires_grad_()
+            spread = logprobs.spread_hidden(leaf[:, None], sequence_parallel=False)
+            values, entropy = logprobs.token_logprobs(
+                spread, shard, torch.from_numpy(targets), temperature, len(weight), rows
+            )
+            (values * torch.from_numpy(upstream)).sum().backward()
+        finally:
+            device.leave()
+    return {
+        "logprobs": values.detach().numpy(),
+        "entropy": entropy.detach().numpy(),
+        "hidden_grad": leaf.grad.numpy(),
+        "weight_grad": shard.grad.numpy(),
+    }
+
+
+def publish(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> dict[str, Any]:
+    """What a sender is given, and what publish returns."""
+    sent: dict[str, Any] = {}
+
+    class Recorder:
+        def send(self, named, version, expected_names):
+            sent.update(weights={n: t.numpy() for n, t in named}, version=version, expected=list(expected_names))
+            return {"bytes": 5.0}
+
+        def close(self):
+            sent["closed"] = True
+
+    with started(rendezvous, plan, model_dir) as trainer:
+        if trainer.info.rank == 0:
+            trainer._sender = Recorder()
+        result = trainer.publish([], 7)
+    return {"sent": sent, "result": result}
+
+
+def contract(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str) -> None:
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from contract import check_train_backend
+
+    with started(rendezvous, plan, model_dir) as trainer:
+        check_train_backend(trainer, directory, plan.model.spec.vocab_size)

@@ -95,7 +95,9 @@ def make_batch(directory: str, seed: int = 0, num_samples: int = 8) -> TrainBatc
     )
 
 
-def loss_and_metrics(model: Qwen3ForCausalLM, batch: TrainBatch, algo: AlgoPlan) -> tuple[torch.Tensor, dict[str, float]]:
+def loss_and_metrics(
+    model: Qwen3ForCausalLM, batch: TrainBatch, algo: AlgoPlan
+) -> tuple[torch.Tensor, dict[str, float]]:
     def join(arrays: list[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(arrays).astype(np.float32))
 
@@ -105,7 +107,7 @@ def loss_and_metrics(model: Qwen3ForCausalLM, batch: TrainBatch, algo: AlgoPlan)
         join(batch.old_logprobs),
         join(batch.advantages),
         join(batch.loss_weights),
-        join(batch.ref_logprobs) if algo.uses_reference else None,
+        join(batch.ref_logprobs) if algo.kl_coef > 0 else None,
         join(batch.rollout_logprobs),
         clip_low=algo.clip_low,
         clip_high=algo.clip_high,
@@ -131,7 +133,9 @@ def learning_rate(plan: OptimizerPlan, k: int) -> float:
     return plan.min_lr + (plan.lr - plan.min_lr) * shape
 
 
-def train(directory: str, batches: list[TrainBatch], algo: AlgoPlan) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def train(
+    directory: str, batches: list[TrainBatch], algo: AlgoPlan
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Metrics of each step and the weights at the end, by torch.optim.AdamW and clip_grad_norm_."""
     model, plan = load(directory), algo.optimizer
     matrices = [p for p in model.parameters() if p.ndim > 1]

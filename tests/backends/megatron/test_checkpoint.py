@@ -44,8 +44,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(ranks, checkpoint
     plan = make_plan(**LAYOUTS[layout], **settings)
     directory = folder(tmp_path / "step")
     saved = ranks.run(world(plan), "save_and_go_on", plan, checkpoints["tied"], directory, batches, 2)
+    fresh = (layout, settings) == ("dp2", {})  # new processes once; elsewhere the load overwrites a used state
     resumed = ranks.run(
-        world(plan), "load_and_go_on", plan, checkpoints["tied"], directory, batches[2:], True, fresh=settings == {}
+        world(plan), "load_and_go_on", plan, checkpoints["tied"], directory, batches[2:], not fresh, fresh=fresh
     )
     for before, after in zip(saved, resumed, strict=True):
         assert after["at_load"] == before["at_save"]
@@ -91,3 +92,24 @@ def test_the_plan_decides_the_optimizer_settings_of_a_resumed_run(ranks, checkpo
     same = ranks.run(1, "load_and_go_on", make_plan(lr=3e-3), checkpoints["tied"], directory, batches[2:3])[0]
     assert result["metrics"][0]["lr"] == pytest.approx(learning_rate(changed.algo.optimizer, 2))
     assert result["at_end"]["weights"] != same["at_end"]["weights"], "beta1 was ignored"
+
+
+def test_saving_starts_no_other_process(ranks, checkpoints, batches, tmp_path):
+    plan = make_plan()
+    args = (plan, checkpoints["tied"], folder(tmp_path / "step"))
+    assert ranks.run(1, "children_after_save", *args)[0] == []
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated"])
+def test_a_checkpoint_that_cannot_be_read_says_so(ranks, checkpoints, batches, tmp_path, damage):
+    plan = make_plan()
+    directory = tmp_path / "step"
+    folder(directory)
+    if damage == "truncated":
+        ranks.run(1, "save_and_go_on", plan, checkpoints["tied"], str(directory), [], 0)
+        for path in directory.glob("*.distcp"):
+            path.write_bytes(path.read_bytes()[:100])
+    kind, message = ranks.run(1, "load_error", plan, checkpoints["tied"], str(directory))[0]
+    assert kind == "RunFailed"
+    assert f"reading the checkpoint in {directory} failed" in message
+    assert "Traceback" not in message

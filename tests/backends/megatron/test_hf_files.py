@@ -110,6 +110,7 @@ def test_transformers_reads_an_export_and_computes_the_same_logits(ranks, checkp
 
 def test_a_large_export_is_cut_into_shards_with_an_index_that_loads(checkpoints, tmp_path):
     from megatron_reference import load
+
     from rlrun.backends.megatron.hf_files import HfWeights, write_hf
     from rlrun.backends.megatron.mapping import expected_names
 

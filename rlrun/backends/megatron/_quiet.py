@@ -1,4 +1,4 @@
-"""Imports Megatron-core once without its warnings. Import this module before any other that uses Megatron.
+"""Imports Megatron-core without its warnings. Import this module before any other that uses Megatron.
 
 Without TransformerEngine and Apex, megatron-core warns some ten times while it is imported that it falls back to
 torch. That is what we want here, so nobody has to read it in every rank's log.
@@ -25,3 +25,5 @@ for _name in ("megatron.core.dist_checkpointing", "megatron.core.optimizer", "me
 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 warnings.filterwarnings("ignore", message="full scope is deprecated")
+warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
+warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
