@@ -103,8 +103,7 @@ class RouterActor:
 
     def start(self, engines: Sequence[EngineAddress], deadline_s: float) -> str:
         self._router.start(engines)
-        self._router.wait_ready(deadline_s)
-        return self._router.url
+        return self._router.wait_ready(deadline_s)
 
     def wait_exit(self) -> str:
         return self._router.wait_exit()

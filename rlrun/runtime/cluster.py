@@ -83,7 +83,9 @@ class Cluster:
 
         need, have = len(self.plan.slots), int(ray.cluster_resources().get("GPU", 0))
         if have < need:
-            raise RunFailed("placement", f"the plan needs {need} GPUs, Ray sees {have}", "change placement.* or the cluster")
+            raise RunFailed(
+                "placement", f"the plan needs {need} GPUs, Ray sees {have}", "change placement.* or the cluster"
+            )
         self._placement_group = placement_group([{"GPU": 1, "CPU": 1}] * need, strategy="PACK")
         ready, _ = ray.wait([self._placement_group.ready()], timeout=self.plan.timeouts.start_s)
         if not ready:
@@ -135,9 +137,14 @@ class Cluster:
                 engine, plan, self.model_dir, log_dir, gpus
             )
             self._engine_actors.append(actor)
-        starts = [(f"engine {e.index}", a.start.remote(deadline)) for e, a in zip(plan.engines, self._engine_actors, strict=True)]
+        starts = [
+            (f"engine {e.index}", a.start.remote(deadline))
+            for e, a in zip(plan.engines, self._engine_actors, strict=True)
+        ]
         for rank, slot in enumerate(plan.train.slots):
-            self._trainer_actors.append(trainer_class.options(**self._on_slot(slot, TRAINER_GPU_SHARE)).remote(plan, rank))
+            self._trainer_actors.append(
+                trainer_class.options(**self._on_slot(slot, TRAINER_GPU_SHARE)).remote(plan, rank)
+            )
         first = [("trainer rank 0", self._trainer_actors[0].rendezvous.remote())]
         host, port = self.supervisor.wait_all(first, "starting", deadline)[0]
         joins = [
@@ -186,5 +193,3 @@ class Cluster:
                 ray.kill(actor)
         self._engine_actors, self._trainer_actors, self._router_actor = [], [], None
         ray.shutdown()
-
-

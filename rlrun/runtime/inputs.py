@@ -10,7 +10,7 @@ from typing import Any
 from rlrun.agents.rewards import load_reward
 from rlrun.data.prompts import load_rows, tokenize_prompts
 from rlrun.data.types import Prompt
-from rlrun.errors import RlrunError
+from rlrun.errors import Problem, RlrunError
 from rlrun.plan.types import DatasetPlan, RunPlan
 
 
@@ -26,7 +26,7 @@ def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
     """Raises RlrunError with the problems of both datasets together."""
     tokenizer = load_tokenizer(model_dir)
     prompts: dict[str, list[Prompt]] = {"train": [], "eval": []}
-    problems = []
+    problems: list[Problem] = []
     for name, dataset in (("train", plan.data.train), ("eval", plan.data.eval)):
         if dataset is not None:
             try:
@@ -37,7 +37,9 @@ def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
         raise RlrunError(problems)
     if plan.eval is not None and plan.eval.max_prompts is not None:
         prompts["eval"] = prompts["eval"][: plan.eval.max_prompts]
-    return Inputs(tokenizer, prompts["train"], prompts["eval"], load_reward(plan.reward.function, plan.reward.arguments))
+    return Inputs(
+        tokenizer, prompts["train"], prompts["eval"], load_reward(plan.reward.function, plan.reward.arguments)
+    )
 
 
 def load_tokenizer(model_dir: str) -> Any:

@@ -85,7 +85,9 @@ def write_plan(plan: RunPlan, run_dir: str) -> None:
 
 def _execute(plan: RunPlan, start: Start, parent_run_id: str | None, label: str | None) -> int:
     progress = Progress()
-    outcome = Outcome(plan=plan, run_dir=start.run_dir, began=time.time(), restored_step=start.state.step if start.state else 0)
+    outcome = Outcome(
+        plan=plan, run_dir=start.run_dir, began=time.time(), restored_step=start.state.step if start.state else 0
+    )
     progress.note(f"run {os.path.relpath(start.run_dir)}  (config {plan.config_hash})")
     tracking: Future[Any] | None = None
     trackers: Any = None

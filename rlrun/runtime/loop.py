@@ -130,7 +130,7 @@ def train(run: Run) -> None:
 
 
 def _due(run: Run, interval: int | None, last: bool = False) -> bool:
-    """Whether something that happens every `interval` steps (and, if an interval is set or `last`, at the end) is due."""
+    """Whether what happens every `interval` steps, and at the end when there is an interval or `last`, is due now."""
     at_end = run.step == run.last_step
     if interval is None:
         return last and at_end

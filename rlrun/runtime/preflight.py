@@ -12,7 +12,13 @@ from dataclasses import replace
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.types import RunPlan
 
-NEEDED = {"ray": "ray", "torch": "torch", "megatron.core": "megatron-core", "sglang": "sglang", "transformers": "transformers"}
+NEEDED = {
+    "ray": "ray",
+    "torch": "torch",
+    "megatron.core": "megatron-core",
+    "sglang": "sglang",
+    "transformers": "transformers",
+}
 
 
 def versions() -> dict[str, str]:

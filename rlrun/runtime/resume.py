@@ -12,14 +12,26 @@ from rlrun.plan.build import plan_from_json, replan
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 
-NOT_SEMANTIC = ("name", "stop_after", "output_dir", "placement", "trainer", "weight_sync", "checkpoint", "tracking", "timeouts")
+NOT_SEMANTIC = (
+    "name",
+    "stop_after",
+    "output_dir",
+    "placement",
+    "trainer",
+    "weight_sync",
+    "checkpoint",
+    "tracking",
+    "timeouts",
+)
 
 
 def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, str]:
     """The plan to go on with, the saved state and its checkpoint folder. Raises RlrunError (exit 2)."""
     path = os.path.join(run_dir, "plan.json")
     if not os.path.exists(path):
-        raise RlrunError(Problem("no-run-there", f"{run_dir} holds no plan.json", hint="give the folder of a run: ls runs/*"))
+        raise RlrunError(
+            Problem("no-run-there", f"{run_dir} holds no plan.json", hint="give the folder of a run: ls runs/*")
+        )
     with open(path, encoding="utf-8") as f:
         old = plan_from_json(f.read())
     found = CheckpointStore(run_dir, old.checkpoint.keep).latest()

@@ -116,7 +116,8 @@ def print_outcome(outcome: Outcome) -> None:
         return
     word = {"finished": "Finished", "stopped": "Stopped as asked"}[outcome.status]
     startup = f" ({duration(outcome.startup_s)} of it start-up)" if outcome.startup_s is not None else ""
-    lines = [f"\n{word}: {outcome.plan.name}, step {outcome.step} of {outcome.plan.num_steps}, {duration(outcome.wall_s)}{startup}"]
+    steps = f"step {outcome.step} of {outcome.plan.num_steps}"
+    lines = [f"\n{word}: {outcome.plan.name}, {steps}, {duration(outcome.wall_s)}{startup}"]
     if summary["first_reward_mean"] is not None:
         lines.append(
             f"  reward      {summary['first_reward_mean']:.3f} -> {summary['last_reward_mean']:.3f}"
@@ -155,13 +156,16 @@ def _error_lines(outcome: Outcome, run_dir: str) -> list[str]:
         lines = [f"interrupted at step {outcome.step} of {outcome.plan.num_steps}; every process of the run is ended"]
     else:
         assert isinstance(error, RunFailed)
-        lines = [f"error[run-failed]: {error.part}: {error.summary}", f"  while step {outcome.step + 1} of {outcome.plan.num_steps}"]
+        lines = [
+            f"error[run-failed]: {error.part}: {error.summary}",
+            f"  while step {outcome.step + 1} of {outcome.plan.num_steps}",
+        ]
     lines.append(f"  run   {run_dir}   logs in {os.path.join(run_dir, 'logs')}")
     hint = error.hint if isinstance(error, RunFailed) else None
     if hint:
         lines += ["", f"hint: {hint}"]
     if outcome.checkpoint:
-        lines += ["" if not hint else "", f"To go on from the last checkpoint: rlrun resume {run_dir}"]
+        lines += ["", f"To go on from the last checkpoint: rlrun resume {run_dir}"]
     else:
         lines.append("  no checkpoint was made; nothing to resume")
     return lines

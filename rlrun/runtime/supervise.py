@@ -77,7 +77,9 @@ class Supervisor:
                     raise self._blame(part, e, pending, what) from e
             if pending and time.monotonic() > end:
                 late = ", ".join(sorted(set(pending.values())))
-                raise RunFailed(late, f"did not finish {what} within {deadline_s:g} s", "raise timeouts.* if it was only slow")
+                raise RunFailed(
+                    late, f"did not finish {what} within {deadline_s:g} s", "raise timeouts.* if it was only slow"
+                )
         return [results[ref] for _, ref in calls]
 
     def _blame(self, part: str, error: Exception, pending: dict[Any, str], what: str) -> Exception:
@@ -116,7 +118,9 @@ class Supervisor:
                 if done:
                     return await self._settled(task)
                 if time.monotonic() > end:
-                    raise RunFailed(what, f"not finished within {deadline_s:g} s", "raise timeouts.* if it was only slow")
+                    raise RunFailed(
+                        what, f"not finished within {deadline_s:g} s", "raise timeouts.* if it was only slow"
+                    )
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

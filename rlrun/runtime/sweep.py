@@ -25,7 +25,8 @@ def plan_all(points: Sequence[list[str]], config_dir: str | None) -> list[RunPla
     """The plans of all points; problems of all points together, each once, with the point in which it is seen."""
     from rlrun.plan.build import load_plan
 
-    plans, problems = [], []
+    plans: list[RunPlan] = []
+    problems: list[Problem] = []
     for name, point in zip(varying(points), points, strict=True):
         try:
             plans.append(load_plan(point, config_dir))
@@ -49,7 +50,9 @@ def sweep(points: Sequence[list[str]], config_dir: str | None = None) -> int:
     parent = None
     if first.tracking is not None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        parent = MlflowParent(first.tracking.uri, first.tracking.experiment, f"sweep {stamp}", {"rlrun.points": str(len(points))})
+        parent = MlflowParent(
+            first.tracking.uri, first.tracking.experiment, f"sweep {stamp}", {"rlrun.points": str(len(points))}
+        )
     codes: list[int] = []
     status: RunStatus = "FAILED"
     try:

@@ -14,7 +14,9 @@ from rlrun.runtime.supervise import Supervisor
 
 
 class TrainerGroup:
-    def __init__(self, actors: Sequence[Any], infos: Sequence[RankInfo], supervisor: Supervisor, timeouts: TimeoutsPlan):
+    def __init__(
+        self, actors: Sequence[Any], infos: Sequence[RankInfo], supervisor: Supervisor, timeouts: TimeoutsPlan
+    ):
         self._actors, self._infos = list(actors), list(infos)
         self._supervisor, self._timeouts = supervisor, timeouts
         self._engines: list[EngineAddress] = []
@@ -48,7 +50,9 @@ class TrainerGroup:
 
     def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
         self._engines = list(engines)
-        self._call("connecting to the engines", self._timeouts.sync_s, lambda a, _: a.connect_engines.remote(self._engines))
+        self._call(
+            "connecting to the engines", self._timeouts.sync_s, lambda a, _: a.connect_engines.remote(self._engines)
+        )
 
     def publish(self, version: int) -> dict[str, float]:
         results = self._call(

@@ -87,7 +87,9 @@ class MlflowTracker:
         except RunFailed:
             raise
         except Exception as e:
-            raise RunFailed("mlflow", f"cannot open {uri}: {e}", "check tracking.uri, or set tracking.enabled=false") from e
+            raise RunFailed(
+                "mlflow", f"cannot open {uri}: {e}", "check tracking.uri, or set tracking.enabled=false"
+            ) from e
 
     def _log_config(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param

@@ -6,6 +6,7 @@ import asyncio
 import os
 
 import numpy as np
+
 from rlrun.backends.base import GenerateRequest, RolloutBackend, TrainBackend
 from rlrun.data.types import FINISH_REASONS, TokenBatch, TrainBatch
 
@@ -29,7 +30,9 @@ def check_rollout_backend(backend: RolloutBackend, prompt: tuple[int, ...], vers
         assert 1 <= len(completion.token_ids) <= 6
         assert len(completion.logprobs) == len(completion.token_ids)
         assert completion.finish_reason in FINISH_REASONS
-        assert (completion.finish_reason == "length") == (len(completion.token_ids) == 6) or completion.finish_reason == "stop"
+        assert (completion.finish_reason == "length") == (
+            len(completion.token_ids) == 6
+        ) or completion.finish_reason == "stop"
         assert completion.policy_version == version
         assert max(completion.logprobs) <= 0
     assert [c.token_ids for c in first] == [c.token_ids for c in again], "the same seeds gave other samples"

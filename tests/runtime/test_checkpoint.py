@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 
 
 def state(step):
-    return RunState(step=step, policy_version=step, optimizer_steps=4 * step, source={"epoch": 0}, config_hash="h", mlflow_run_id="m")
+    return RunState(
+        step=step,
+        policy_version=step,
+        optimizer_steps=4 * step,
+        source={"epoch": 0},
+        config_hash="h",
+        mlflow_run_id="m",
+    )
 
 
 class Saver:

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+
 from rlrun.errors import Problem, RlrunError, RunFailed
 from rlrun.runtime.supervise import Supervisor
 

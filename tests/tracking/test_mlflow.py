@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from rlrun.errors import RunFailed
 from rlrun.tracking.mlflow import MlflowParent, MlflowTracker, flatten
 
@@ -13,7 +14,9 @@ def uri(tmp_path_factory):
 
 
 def tracker(uri, config, **kwargs):
-    return MlflowTracker(uri=uri, experiment="e", run_name="r", config=config, tags={"rlrun.config_hash": "abc"}, **kwargs)
+    return MlflowTracker(
+        uri=uri, experiment="e", run_name="r", config=config, tags={"rlrun.config_hash": "abc"}, **kwargs
+    )
 
 
 def test_more_than_a_hundred_params_long_values_and_metrics_arrive(uri):

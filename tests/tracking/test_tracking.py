@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from rlrun.tracking.base import JsonlTracker, Trackers
 from rlrun.tracking.metrics import METRICS
+
+
+def read(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
 
 
 def test_jsonl_tracker_writes_one_object_a_step(tmp_path):
@@ -15,8 +21,7 @@ def test_jsonl_tracker_writes_one_object_a_step(tmp_path):
     tracker.log(1, {"train/loss": 0.5})
     tracker.log(2, {"train/loss": 0.25})
     tracker.close("FINISHED")
-    rows = [json.loads(line) for line in open(path)]
-    assert rows == [{"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25}]
+    assert read(path) == [{"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25}]
 
 
 def test_a_resumed_jsonl_drops_the_lines_after_the_restored_step(tmp_path):
@@ -28,7 +33,7 @@ def test_a_resumed_jsonl_drops_the_lines_after_the_restored_step(tmp_path):
     tracker = JsonlTracker(path, resume_step=2)
     tracker.log(3, {"train/loss": 30.0})
     tracker.close("FINISHED")
-    assert [json.loads(line)["train/loss"] for line in open(path)] == [1.0, 2.0, 30.0]
+    assert [row["train/loss"] for row in read(path)] == [1.0, 2.0, 30.0]
 
 
 def test_an_undocumented_metric_name_is_refused():
