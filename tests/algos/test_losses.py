@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import get_args
 
@@ -235,7 +236,7 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_cut_into_micro_batches(a
         return totals, [p.grad.clone() for p in model.parameters()]
 
     bounds = [0, *sorted(set(cuts)), 9]
-    split = [list(range(a, b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    split = [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
     whole_metrics, whole_gradient = run([list(range(9))])
     metrics, gradient = run(split)
     assert metrics == pytest.approx(whole_metrics, rel=1e-9, abs=1e-12)
