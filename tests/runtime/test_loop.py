@@ -1,0 +1,228 @@
+"""The real loop, batching, advantages and loss on the fake backends: it learns, repeats, resumes and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from rlrun.agents.single_turn import SingleTurn
+from rlrun.backends.base import EngineAddress, Rendezvous
+from rlrun.backends.fake import FakeEngine, FakeTrainer
+from rlrun.data.prompts import PromptSource
+from rlrun.data.types import Prompt
+from rlrun.errors import RunFailed
+from rlrun.plan.build import load_plan
+from rlrun.runtime.checkpoint import CheckpointStore
+from rlrun.runtime.loop import Run, train
+from rlrun.runtime.progress import Progress
+from rlrun.runtime.supervise import Supervisor
+from rlrun.tracking.base import JsonlTracker, Trackers
+
+PROMPT_TOKENS, RESPONSE_TOKENS, VOCAB = 3, 4, 13
+BASE = [
+    "+experiment=quickstart",
+    "rollout.seeded=true",
+    "algo.prompts_per_rollout=4",
+    "algo.group_size=8",
+    "algo.groups_per_step=2",
+    "algo.lr=20.0",
+    "algo.min_lr=0.0",
+    "algo.lr_warmup_steps=0",
+    "algo.lr_schedule=constant",
+    "trainer.max_tokens_per_gpu=64",
+    "eval.interval=5",
+    "eval.before_train=true",
+]
+
+
+torch.set_num_threads(1)  # tables of a few numbers: threads only wait for each other
+
+
+class Group1:
+    """The driver's view of one fake rank."""
+
+    def __init__(self, backend):
+        self._backend = backend
+
+    def logprobs(self, batches, model="policy"):
+        return [self._backend.logprobs(batch, model) for batch in batches]
+
+    def train_step(self, batches):
+        return self._backend.train_step(batches[0])
+
+    def publish(self, version):
+        return self._backend.publish([EngineAddress(0, "http://fake", 1)], version)
+
+    def digest(self):
+        return [self._backend.digest()]
+
+    def save(self, directory):
+        self._backend.save(directory)
+
+    def load(self, directory):
+        self._backend.load(directory)
+
+
+def reward(prompt, text, label):
+    """Share of the response's letters that are h (token 7), which the table can learn position by position."""
+    return text.count("h") / RESPONSE_TOKENS
+
+
+class Setup:
+    def __init__(self, tmp_path, *overrides, run_dir=None):
+        self.plan = load_plan([*BASE, *overrides])
+        self.engine = FakeEngine(PROMPT_TOKENS + RESPONSE_TOKENS, VOCAB)
+        self.trainer = Group1(FakeTrainer(self.plan, self.engine))
+        self.trainer._backend.start(Rendezvous(0, 1, "", 0), "")
+        self.run_dir = run_dir or tmp_path
+        self.path = str(self.run_dir / "metrics.jsonl")
+        self.store = CheckpointStore(str(self.run_dir), keep=3, digest=True)
+        prompts = [Prompt(i, ({"role": "user", "content": str(i)},), (1, 3 + i, 1)) for i in range(6)]
+        self.prompts = prompts
+
+    def agent(self, stream, temperature, group_size):
+        return SingleTurn(
+            self.engine,
+            reward,
+            group_size=group_size,
+            temperature=temperature,
+            max_response_tokens=RESPONSE_TOKENS,
+            stop=(),
+            seed=self.plan.seed,
+            stream=stream,
+            max_concurrent_groups=8,
+            reward_timeout_s=10.0,
+        )
+
+    def run(self, resume=False, guard=None):
+        state = self.store.latest() if resume else None
+        with asyncio.Runner() as runner:
+            run = Run(
+                plan=self.plan,
+                trainer=self.trainer,
+                agent=self.agent("train", 1.0, self.plan.batch.group_size),
+                eval_agent=self.agent("eval", 0.0, 1),
+                source=PromptSource(self.prompts, True, self.plan.seed),
+                eval_prompts=self.prompts[:2],
+                tracker=Trackers([JsonlTracker(self.path, state[1].step if state else None)]),
+                store=self.store,
+                progress=Progress(io.StringIO(), quiet=True),
+                guard=Supervisor().guard,
+                runner=runner,
+            )
+            if state:
+                path, saved = state
+                self.trainer.load(f"{path}/megatron")
+                run.source.load_state_dict(saved.source)
+                run.step, run.optimizer_steps, run.learned = saved.step, saved.optimizer_steps, True
+            train(run)
+        return run
+
+    def rows(self):
+        with open(self.path) as f:
+            return [json.loads(line) for line in f]
+
+
+def test_the_loop_learns(tmp_path):
+    setup = Setup(tmp_path, "num_steps=20")
+    run = setup.run()
+    rows = setup.rows()
+    rewards = [row["rollout/reward_mean"] for row in rows if row["step"] > 0]
+    assert np.mean(rewards[:3]) < 0.3
+    assert np.mean(rewards[-3:]) > 0.8
+    assert rows[0].keys() >= {"eval/reward_mean"}
+    assert rows[0]["step"] == 0
+    assert [row["step"] for row in rows if "eval/reward_mean" in row] == [0, 5, 10, 15, 20]
+    assert run.optimizer_steps == 40
+    assert setup.engine.version == 20
+
+
+def test_every_step_is_on_policy_and_the_engines_agree(tmp_path):
+    setup = Setup(tmp_path, "num_steps=4")
+    setup.run()
+    for row in setup.rows()[1:]:
+        assert row["rollout/staleness_max"] == 0
+        assert row["train/train_rollout_logprob_abs_diff_max"] < 1e-5
+        assert row["rollout/samples"] == 32
+
+
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path):
+    whole = Setup(tmp_path / "a", "num_steps=6", "checkpoint.interval=3", run_dir=_made(tmp_path / "a"))
+    whole.run()
+    first = Setup(tmp_path / "b", "num_steps=6", "stop_after=3", run_dir=_made(tmp_path / "b"))
+    first.run()
+    second = Setup(tmp_path / "b", "num_steps=6", run_dir=tmp_path / "b")
+    second.run(resume=True)
+    assert _timeless(second.rows()) == _timeless(whole.rows())
+    assert second.trainer.digest() == whole.trainer.digest()
+
+
+def _made(path):
+    path.mkdir()
+    return path
+
+
+def _timeless(rows):
+    # eval at the stop is an extra: stop_after is an end, and evaluation runs at the end.
+    return [{k: v for k, v in row.items() if not k.startswith(("perf/", "eval/"))} for row in rows]
+
+
+def test_a_run_that_learns_nothing_is_a_failure(tmp_path):
+    setup = Setup(tmp_path, "num_steps=2")
+    setup.agent = lambda *a: SingleTurn(
+        setup.engine,
+        lambda *_: 0.5,
+        group_size=8,
+        temperature=1.0,
+        max_response_tokens=RESPONSE_TOKENS,
+        stop=(),
+        seed=1,
+        stream="train",
+        max_concurrent_groups=8,
+        reward_timeout_s=10.0,
+    )
+    with pytest.raises(RunFailed, match="no step had a gradient"):
+        setup.run()
+
+
+def test_samples_of_another_version_are_refused(tmp_path):
+    setup = Setup(tmp_path, "num_steps=2")
+    publish = setup.trainer.publish
+
+    def lies(version):
+        sent = publish(version)
+        setup.engine.version = version - 1
+        return sent
+
+    setup.trainer.publish = lies
+    with pytest.raises(RunFailed, match=r"samples of versions \[-1\] in step 1, expected 0"):
+        setup.run()
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_before_it_is_saved(tmp_path):
+    setup = Setup(tmp_path, "num_steps=3", "checkpoint.interval=1")
+    step = setup.trainer.train_step
+    calls = []
+
+    def breaks(batches):
+        calls.append(1)
+        metrics = step(batches)
+        if len(calls) == 3:
+            metrics.values["loss"] = float("nan")
+        return metrics
+
+    setup.trainer.train_step = breaks
+    with pytest.raises(RunFailed, match="loss is nan in optimizer step 3"):
+        setup.run()
+    assert setup.store.steps() == [1]
+
+
+def test_an_engine_failure_ends_the_run_with_its_name(tmp_path):
+    setup = Setup(tmp_path, "num_steps=3", "eval.before_train=false")
+    setup.engine.fail_next = 1
+    with pytest.raises(RunFailed, match="engine 0"):
+        setup.run()
