@@ -119,7 +119,7 @@ class MegatronTrainer:
             from rlrun.weight_sync.senders import make_sender
 
             self._close_sender()
-            self._sender = make_sender(self.plan.sync, engines, self.device.type)
+            self._sender = make_sender(self.plan.sync, engines, self.device.type, self.plan.timeouts.sync_s)
             self._sender.connect()
         dist.barrier()
 
