@@ -20,14 +20,16 @@ import json
 import os
 import pickle
 import socket
+import threading
 import time
 import types
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import torch
@@ -38,6 +40,8 @@ from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
 from rlrun.weight_sync.buckets import bucketize
+
+T = TypeVar("T")
 
 PART = "weight sync"
 SHOWN_NAMES = 5
@@ -164,6 +168,7 @@ class BroadcastSender(Sender):
 
     _group = None
     _group_name = ""
+    _broken = False
 
     def connect(self) -> None:
         world_size = 1 + sum(engine.tp for engine in self.engines)
@@ -186,12 +191,12 @@ class BroadcastSender(Sender):
             )
             rank += engine.tp
         joining = self._post_all("/init_weights_update_group", bodies)
-        try:
-            self._group = _join_group(self.plan.backend, store, world_size, self._group_name, self.timeout_s)
-        except RuntimeError as e:
-            _wait_all([future for future in joining if future.done()])  # an engine's own reason, if it gave one
-            raise RunFailed(PART, f"the engines did not join the {self.plan.backend} group: {e}") from e
-        _wait_all(joining)
+        self._group = beside_requests(
+            lambda: _join_group(self.plan.backend, store, world_size, self._group_name, self.timeout_s),
+            joining,
+            f"joining the {self.plan.backend} group",
+            self.timeout_s,
+        )
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]], fields: dict) -> None:
         assert self._group is not None, "connect first"
@@ -204,25 +209,25 @@ class BroadcastSender(Sender):
             **fields,
         }
         receiving = self._post_all("/update_weights_from_distributed", [body] * len(self.engines))
-        options = torch.distributed.BroadcastOptions()
-        options.rootRank = 0
+        flat = flatten(bucket)["flattened_tensor"]
+        if flat.is_cuda:
+            torch.cuda.current_stream(flat.device).synchronize()  # the broadcast runs in another thread, on its stream
+        doing = f"broadcasting over {self.plan.backend}"
         try:
-            self._group.broadcast([flatten(bucket)["flattened_tensor"]], options).wait()
-            if self.device == "cuda":
-                torch.cuda.current_stream().synchronize()
-        except RuntimeError as e:
-            _wait_all([future for future in receiving if future.done()])
-            raise RunFailed(PART, f"{self.plan.backend} broadcast failed: {e}") from e
-        _wait_all(receiving)
+            beside_requests(lambda: _broadcast(self._group, flat), receiving, doing, self.timeout_s)
+        except RunFailed:
+            self._broken = True
+            raise
 
     def close(self) -> None:
-        if self._group is not None:
+        # A group that failed is left to the end of the process: destroying it could wait for the others for ever.
+        if self._group is not None and not self._broken:
             leaving = self._post_all(
                 "/destroy_weights_update_group", [{"group_name": self._group_name}] * len(self.engines)
             )
             torch.distributed.destroy_process_group(self._group)
-            self._group = None
             _wait_all(leaving)
+        self._group = None
         super().close()
 
 
@@ -264,6 +269,45 @@ def flatten(bucket: Sequence[tuple[str, Tensor]]) -> dict:
         )
         offset = end
     return {"flattened_tensor": torch.cat(parts), "metadata": metadata}
+
+
+def beside_requests(act: Callable[[], T], requests: Sequence[Future], doing: str, timeout_s: float) -> T:
+    """Runs our half of a collective while the engines are asked to do theirs; returns when all are done.
+
+    A rank whose peers have failed can wait for ever inside NCCL, where no exception reaches it. So `act` runs in a
+    daemon thread, and the first failure, of any side, or the deadline, is raised here; the thread is then abandoned.
+    """
+    done: Future = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as e:
+            done.set_exception(e)
+
+    threading.Thread(target=run, name="weight-sync-collective", daemon=True).start()
+    waiting, end = {done, *requests}, time.monotonic() + timeout_s
+    while waiting:
+        finished, waiting = wait(waiting, timeout=end - time.monotonic(), return_when=FIRST_COMPLETED)
+        if not finished:
+            raise RunFailed(PART, f"{doing} was not done in {timeout_s:g} s", "see the engines' logs in the run folder")
+        # An engine's own reason says more than the error of a collective that lost a peer.
+        errors = [f.exception() for f in sorted(finished, key=lambda f: f is done) if f.exception() is not None]
+        if errors and isinstance(errors[0], RunFailed):
+            raise errors[0]
+        if errors:
+            raise RunFailed(PART, f"{doing} failed: {errors[0]}") from errors[0]
+    return done.result()
+
+
+def _broadcast(group, flat: Tensor) -> None:
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = 0
+    if flat.is_cuda:
+        torch.cuda.set_device(flat.device)  # per thread
+    group.broadcast([flat], options).wait()
+    if flat.is_cuda:
+        torch.cuda.current_stream(flat.device).synchronize()
 
 
 def _join_group(backend: str, store, world_size: int, name: str, timeout_s: float):

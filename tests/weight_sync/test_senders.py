@@ -6,6 +6,8 @@ import base64
 import json
 import pickle
 import threading
+import time
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
-from rlrun.weight_sync.senders import check_names, flatten, make_sender
+from rlrun.weight_sync.senders import beside_requests, check_names, flatten, make_sender
 
 WEIGHTS = [
     ("embed", torch.arange(12, dtype=torch.float32).reshape(4, 3)),
@@ -164,6 +166,43 @@ def test_a_version_that_does_not_come_back_fails(fake_engine):
     engine = fake_engine(reports="4")
     with pytest.raises(RunFailed, match="reports weight version '4' after a sync of version 5"):
         sender([engine.address(0)]).send(WEIGHTS, 5, NAMES)
+
+
+def test_an_engine_that_will_not_join_the_group_fails_at_once(fake_engine):
+    engine = fake_engine(refuse_at=0)
+    plan = SyncPlan("distributed", "gloo", 1 << 20, "version", 0)
+    sync = make_sender(plan, [engine.address(0)], "cpu", timeout_s=60)
+    start = time.monotonic()
+    with pytest.raises(RunFailed, match=r"engine 0: /init_weights_update_group failed .*out of memory"):
+        sync.connect()
+    assert time.monotonic() - start < 20
+    sync.close()
+    (body,) = engine.updates
+    assert (body["backend"], body["world_size"], body["rank_offset"]) == ("gloo", 2, 1)
+
+
+def test_a_collective_is_abandoned_when_an_engine_fails():
+    stuck, failing = threading.Event(), Future()
+    threading.Timer(0.1, failing.set_exception, [RunFailed("engine 2", "lost its GPU")]).start()
+    with pytest.raises(RunFailed, match="engine 2: lost its GPU"):
+        beside_requests(stuck.wait, [failing, Future()], "broadcasting", 60)
+    stuck.set()
+
+
+def test_a_collective_has_a_deadline():
+    stuck = threading.Event()
+    with pytest.raises(RunFailed, match=r"broadcasting was not done in 0\.1 s"):
+        beside_requests(stuck.wait, [], "broadcasting", 0.1)
+    stuck.set()
+
+
+def test_a_collective_returns_when_all_sides_are_done():
+    engine = Future()
+    threading.Timer(0.1, engine.set_result, [None]).start()
+    assert beside_requests(lambda: 7, [engine], "joining", 60) == 7
+    assert engine.done()
+    with pytest.raises(RunFailed, match="joining failed: peer closed"):
+        beside_requests(lambda: (_ for _ in ()).throw(RuntimeError("peer closed")).__next__(), [], "joining", 60)
 
 
 def test_flatten_lays_weights_end_to_end():

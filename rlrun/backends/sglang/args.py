@@ -77,6 +77,10 @@ def server_env(
         if engine.tp > 1:  # SGLang insists on one entry a rank; nothing is bound without AMX
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(engine.tp))
     else:
+        if plan.sync.backend == "nccl":
+            # SGLang turns it off unless it is set; a trainer with NCCL's default could then not read its memory
+            # ("invalid argument" in the first broadcast). The trainer inherits the same variable when a user sets it.
+            env.setdefault("NCCL_CUMEM_ENABLE", "1")
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(engine, plan, slot_gpus))
     return env
 

@@ -90,6 +90,12 @@ def test_an_engine_sees_its_own_gpus_first(make_plan):
     assert server_env(plan.engines[1], plan, {})["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
+def test_nccl_uses_the_same_memory_handles_in_engines_and_trainer(make_plan):
+    plan = make_plan(device="cuda", backend="nccl")
+    assert server_env(plan.engines[0], plan, {})["NCCL_CUMEM_ENABLE"] == "1"
+    assert server_env(plan.engines[0], plan, {"NCCL_CUMEM_ENABLE": "0"})["NCCL_CUMEM_ENABLE"] == "0"
+
+
 def test_cuda_ipc_adds_the_gpu_of_trainer_rank_0_last(make_plan):
     plan = make_plan(2, tp=2, device="cuda", backend="cuda_ipc")
     assert visible_gpus(plan.engines[0], plan) == ["0", "1"]
