@@ -1,4 +1,4 @@
-"""The command line. Plans and explanations go to stdout, errors to stderr; a wrong configuration never shows a traceback.
+"""The command line. Plans and explanations go to stdout, errors to stderr; what a user can fix shows no traceback.
 
 Exit codes: 0 fine, 1 the run failed, 2 the configuration or the command is wrong, 130 interrupted.
 """

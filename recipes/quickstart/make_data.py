@@ -1,6 +1,6 @@
 """Writes train.jsonl and eval.jsonl beside this file: four random digits to copy. No prompt is in both.
 
-    python recipes/quickstart/make_data.py
+python recipes/quickstart/make_data.py
 """
 
 from __future__ import annotations

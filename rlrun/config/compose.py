@@ -72,15 +72,16 @@ class Groups:
         problems: list[Problem] = []
         choices = [self._normalised(choice) for choice in choices]
         empty = Composition(OmegaConf.create(), Origins(), {}, problems, incomplete=True)
-        for _ in range(100):  # every round but the last adds one absent option
+        while True:  # each round but the last finds another absent option
             try:
                 found = create_defaults_list(self.repository, ROOT, choices, prepend_hydra=False, skip_missing=False)
                 tree = self.loader._compose_config_from_defaults_list(found.defaults, self.repository)
                 break
             except MissingConfigException as e:
-                assert e.missing_cfg_file is not None and e.missing_cfg_file not in self.repository.absent
-                problems.append(self._unknown_option(e.missing_cfg_file, choices))
-                self.repository.absent.add(e.missing_cfg_file)
+                absent = str(e.missing_cfg_file)
+                assert absent not in self.repository.absent, absent
+                problems.append(self._unknown_option(absent, choices))
+                self.repository.absent.add(absent)
             except (HydraException, OmegaConfBaseException, ValueError) as e:
                 problems.append(_not_composable(e))
                 problems += self.repository.broken.values()
@@ -124,7 +125,7 @@ class Groups:
         for config_path in self.repository.loaded():
             file = self.repository.file_of(config_path)
             line = line_of_choice(file, group, option) if file else None
-            if line is not None:
+            if file is not None and line is not None:
                 return (Where(f"{display(file)}:{line}", f"{group}: {option}"),)
         return ()
 

@@ -118,7 +118,9 @@ def describe(annotation: Any, metadata: Any = ()) -> str:
         return "a mapping of names to values"
     if section_of(annotation) is not None:
         return "a group of keys"
-    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[annotation] + _bounds(metadata)
+    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[annotation] + _bounds(
+        metadata
+    )
 
 
 def _bounds(metadata: Any) -> str:

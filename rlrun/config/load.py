@@ -31,7 +31,7 @@ from rlrun.errors import Problem, RlrunError, Where
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration as far as it could be read. `config` is a whole RunConfig exactly when there are no problems."""
+    """A configuration as far as it could be read. `config` is a whole RunConfig when there are no problems."""
 
     config: RunConfig | Partial
     values: dict[str, Any]
@@ -132,7 +132,10 @@ def _choice_problem(override: Override) -> Problem:
 
 def _is_choice(override: Override, groups: Groups) -> bool:
     """Whether the word chooses an option of a group, rather than setting a key of that name."""
-    return groups.exists(override.key_or_group) and not isinstance(override.value(), dict)
+    value = override.value()
+    names = value if isinstance(value, list) else [value]
+    is_name = value is None or all(isinstance(name, str) for name in names)
+    return groups.exists(override.key_or_group) and is_name
 
 
 def _apply(overrides: Iterable[Override], composition: Composition, groups: Groups, problems: list[Problem]) -> None:
@@ -150,7 +153,9 @@ def _apply(overrides: Iterable[Override], composition: Composition, groups: Grou
             composition.origins.add_value(key, override.value(), Where(COMMAND_LINE, word))
         except OmegaConfBaseException as e:
             summary = f"cannot set `{word}`: {str(e).splitlines()[0]}"
-            problems.append(Problem("bad-override", summary, (Where(COMMAND_LINE, word),), hint=f"set {key} to {expected(key)}"))
+            problems.append(
+                Problem("bad-override", summary, (Where(COMMAND_LINE, word),), hint=f"set {key} to {expected(key)}")
+            )
 
 
 def _delete(tree: DictConfig, key: str) -> None:
@@ -200,7 +205,9 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
         return _missing(key, groups)
     value = error["input"]
     where = (origins.where(key, value),)
-    name = next(p for n in range(len(key), 0, -1) if (p := ".".join(key.split(".")[:n])) in all_keys())  # not rollout.stop.0
+    name = next(
+        p for n in range(len(key), 0, -1) if (p := ".".join(key.split(".")[:n])) in all_keys()
+    )  # not rollout.stop.0
     known = all_keys()[name]
     bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number")
     code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
@@ -215,7 +222,13 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
 
 
 def _kind(value: Any) -> str:
-    for types, word in ((bool, "the truth value"), (int | float, "the number"), (str, "the text"), (dict, "the mapping"), (list, "the list")):
+    for types, word in (
+        (bool, "the truth value"),
+        (int | float, "the number"),
+        (str, "the text"),
+        (dict, "the mapping"),
+        (list, "the list"),
+    ):
         if isinstance(value, types):
             return word
     return ""

@@ -129,5 +129,4 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-
 _PLAIN = re.compile(r"[A-Za-z_/~][\w./~@+-]*(:[\w./~@+-]+)*( [\w./~@+-]+)*")

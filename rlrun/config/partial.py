@@ -19,7 +19,13 @@ class Partial:
     `bad` holds the paths that did not validate. Everything else did, and validation changes no value.
     """
 
-    def __init__(self, section: type[Section], values: Mapping[str, Any], bad: frozenset[tuple[str, ...]], path: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        section: type[Section],
+        values: Mapping[str, Any],
+        bad: frozenset[tuple[str, ...]],
+        path: tuple[str, ...] = (),
+    ):
         self._section, self._values, self._bad, self._path = section, values, bad, path
 
     def __getattr__(self, name: str) -> Any:

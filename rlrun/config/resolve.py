@@ -27,7 +27,9 @@ def resolve(tree: DictConfig, origins: Origins) -> Resolution:
     return found
 
 
-def _resolve(node: DictConfig, path: tuple[str, ...], tree: DictConfig, origins: Origins, found: Resolution) -> dict[str, Any]:
+def _resolve(
+    node: DictConfig, path: tuple[str, ...], tree: DictConfig, origins: Origins, found: Resolution
+) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in node:
         here = (*path, str(name))
@@ -35,10 +37,12 @@ def _resolve(node: DictConfig, path: tuple[str, ...], tree: DictConfig, origins:
         if OmegaConf.is_missing(node, name):
             found.bad.add(here)
             where = (origins.where(key, "???"),)
-            found.problems.append(Problem("missing-value", f"{key} has no value", where, f"set {key} to {expected(key)}"))
+            found.problems.append(
+                Problem("missing-value", f"{key} has no value", where, f"set {key} to {expected(key)}")
+            )
             continue
         try:
-            if isinstance(node._get_node(name), DictConfig) and not OmegaConf.is_interpolation(node, name):
+            if isinstance(node._get_node(name), DictConfig) and not OmegaConf.is_interpolation(node, str(name)):
                 values[str(name)] = None if node[name] is None else _resolve(node[name], here, tree, origins, found)
             else:
                 values[str(name)] = _value(node, name, tree, key)

@@ -15,13 +15,18 @@ NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
-NOT_SEMANTIC = {"semantic": False}
+NOT_SEMANTIC: dict[str, Any] = {"semantic": False}
 """Marks fields that do not change what is learned; they stay out of the config hash."""
 
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
     )
 
 
@@ -275,8 +280,8 @@ class CheckpointConfig(Section):
     hf_at_end: bool = True
     """Also write the final weights as a Hugging Face checkpoint."""
     digest: bool = False
-    """Write sha256 of every rank's weights, optimizer, random and learning-rate state beside each checkpoint, to compare
-    two runs bit for bit. Reads all state once, so slow on large models."""
+    """Write sha256 of every rank's weights, optimizer, random and learning-rate state beside each checkpoint, to
+    compare two runs bit for bit. Reads all state once, so slow on large models."""
 
 
 class TrackingConfig(Section):

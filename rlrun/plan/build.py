@@ -178,7 +178,9 @@ def _engines(config: RunConfig) -> tuple[tuple[EnginePlan, ...], RouterPlan | No
     p, r, s = config.placement, config.rollout, config.rollout.sglang
     slots = placement.engine_slots(p)
     engine_ports, router_port = placement.ports(r.port, len(slots)) if r.port is not None else ([], None)
-    backend = {"cpu": "torch_native", "cuda": "triton"}[p.device] if s.attention_backend == "auto" else s.attention_backend
+    backend = (
+        {"cpu": "torch_native", "cuda": "triton"}[p.device] if s.attention_backend == "auto" else s.attention_backend
+    )
     engines = tuple(
         EnginePlan(
             index=index,
@@ -253,7 +255,11 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
     """Values away from the schema's defaults; keys that have none always have to be written, and do not count."""
     changed = []
     for key in all_keys().values():
-        if key.section is not None or key.required or (key.path.startswith("data.eval.") and c.config.data.eval is None):
+        if (
+            key.section is not None
+            or key.required
+            or (key.path.startswith("data.eval.") and c.config.data.eval is None)
+        ):
             continue
         value = c.value(key.path)
         if value != key.default:

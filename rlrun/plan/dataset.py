@@ -33,7 +33,7 @@ class Scan:
 
 
 def scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None = None) -> Scan:
-    """Reads a JSONL file once. Blank lines are not rows. With `alphabet`, looks at the characters too. Raises nothing."""
+    """Reads a JSONL file once; blank lines are not rows. With `alphabet`, looks at the characters too. Never raises."""
     digest = hashlib.sha256()
     bad: list[BadRow] = []
     foreign: list[BadRow] = []

@@ -13,6 +13,7 @@ from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.codes import CODES
 from rlrun.plan.context import Context
+from rlrun.plan.render import shorten
 
 WIDTH = 100
 
@@ -51,10 +52,15 @@ def _section(key: Key, loaded: Loaded) -> str:
     children = _children(key.path)
     width = max(map(len, children))
     values = {name: _value(all_keys()[f"{key.path}.{name}"], loaded)[0] for name in children}
-    value_width = min(max(map(len, values.values())), 30)
+    value_width = min(max(map(len, values.values())), 24)
     lines = [key.path, _paragraph(key.doc)] if key.doc else [key.path]
+    indent = " " * (width + value_width + 6)
     for name in children:
-        lines.append(f"  {name:<{width}}  {values[name]:<{value_width}}  {all_keys()[f'{key.path}.{name}'].doc}".rstrip())
+        doc = all_keys()[f"{key.path}.{name}"].doc
+        row = f"  {name:<{width}}  {shorten(values[name], value_width):<{value_width}}  "
+        lines.append(
+            textwrap.fill(row + doc, WIDTH, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
+        )
     return "\n".join(lines)
 
 

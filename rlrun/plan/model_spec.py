@@ -10,7 +10,14 @@ from typing import Any
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.types import ModelSpec
 
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 """Keys of config.json that must be there."""
 
 DEFAULTS: dict[str, Any] = {

@@ -145,7 +145,9 @@ def _model(plan: RunPlan) -> str:
 
 def _step(plan: RunPlan) -> str:
     b = plan.batch
-    samples = f"{_n(b.prompts_per_rollout, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
+    samples = (
+        f"{_n(b.prompts_per_rollout, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
+    )
     if b.optimizer_steps_per_rollout > 1:
         samples += f", {b.optimizer_steps_per_rollout} optimizer steps of {b.samples_per_step:,}"
     return f"{samples}, {b.samples_per_rank:,} per dp rank; {plan.num_steps:,} steps"
@@ -153,7 +155,11 @@ def _step(plan: RunPlan) -> str:
 
 def _batch(plan: RunPlan) -> str:
     t = plan.train
-    cut = f"packed up to {t.max_tokens_per_gpu:,} tokens" if t.batching == "packed" else f"padded, {t.micro_batch_size} samples"
+    cut = (
+        f"packed up to {t.max_tokens_per_gpu:,} tokens"
+        if t.batching == "packed"
+        else f"padded, {t.micro_batch_size} samples"
+    )
     extras = [word for word, on in (
         ("full recompute", t.recompute == "full"),
         ("sequence parallel", t.sequence_parallel),
@@ -170,14 +176,17 @@ def _mode(plan: RunPlan) -> str:
 def _length(plan: RunPlan) -> str:
     r = plan.rollout
     seeded = ", seeded" if r.seeded else ""
-    return f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens, temperature {r.temperature:g}{seeded}"
+    lengths = f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens"
+    return f"{lengths}, temperature {r.temperature:g}{seeded}"
 
 
 def _loss(plan: RunPlan) -> str:
     a = plan.algo
     scale = " / std" if a.normalize_by_std else ""
     kl = f", KL {a.kl_coef:g} ({a.kl_estimator})" if a.uses_reference else ", no KL"
-    return f"{a.advantage} (reward - mean{scale}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {a.loss_aggregation}{kl}"
+    return (
+        f"{a.advantage} (reward - mean{scale}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {a.loss_aggregation}{kl}"
+    )
 
 
 def _learning_rate(plan: RunPlan) -> str:
@@ -204,7 +213,8 @@ def _eval(plan: RunPlan) -> str:
     rows = min(plan.data.eval.num_rows, plan.eval.max_prompts or plan.data.eval.num_rows)
     before = "before training and " if plan.eval.before_train else ""
     samples = f" x {plan.eval.samples_per_prompt} samples" if plan.eval.samples_per_prompt > 1 else ""
-    return f"{before}every {_n(plan.eval.interval, 'step')}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}"
+    when = f"{before}every {_n(plan.eval.interval, 'step')}"
+    return f"{when}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}"
 
 
 def _save(plan: RunPlan) -> str:
@@ -215,16 +225,20 @@ def _save(plan: RunPlan) -> str:
 
 
 def _changes(changed: Sequence[ChangedValue], style: Style) -> str:
-    rows = [(c.key, _short(f"{show(c.default)} -> {show(c.value)}"), c.origin) for c in changed]
+    rows = [(c.key, shorten(f"{show(c.default)} -> {show(c.value)}"), c.origin) for c in changed]
     key_width = max(len(key) for key, _, _ in rows)
     value_width = max(len(value) for _, value, _ in rows)
-    return "\n".join(f"  {key:<{key_width}}  {value:<{value_width}}   {style.dim(origin)}" for key, value, origin in rows)
+    return "\n".join(
+        f"  {key:<{key_width}}  {value:<{value_width}}   {style.dim(origin)}" for key, value, origin in rows
+    )
 
 
 def _counts(plan: RunPlan) -> str:
     workers, engines = _n(len(plan.train.slots), "train worker"), _n(len(plan.engines), "engine")
     unit = "slots" if plan.device == "cpu" else "GPUs"
-    return f"{workers}, {engines}, {len(plan.slots)} of {plan.num_nodes * plan.gpus_per_node} {unit}. Nothing was started."
+    return (
+        f"{workers}, {engines}, {len(plan.slots)} of {plan.num_nodes * plan.gpus_per_node} {unit}. Nothing was started."
+    )
 
 
 def _rows(rows: Sequence[tuple[str, str]], style: Style) -> str:
@@ -248,7 +262,8 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1000:.1f} kB"
 
 
-def _short(text: str, most: int = 30) -> str:
+def shorten(text: str, most: int = 30) -> str:
+    """At most so many characters, with dots when something was cut."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -65,7 +65,8 @@ def test_the_last_file_that_sets_a_key_is_its_origin(tmp_path, monkeypatch):
     folder = tmp_path / "mine" / "experiment"
     folder.mkdir(parents=True)
     (folder / "long.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - /experiment/quickstart\n  - _self_\n\nnum_steps: 300\ndata:\n  eval: null\neval:\n  interval: null\n"
+        "# @package _global_\ndefaults:\n  - /experiment/quickstart\n  - _self_\n\n"
+        "num_steps: 300\ndata:\n  eval: null\neval:\n  interval: null\n"
     )
     loaded = load(["+experiment=long", "algo.lr=0.5", "reward.arguments={a: 1}"], "mine")
     assert loaded.problems == ()
@@ -89,7 +90,10 @@ def test_a_users_option_comes_before_a_shipped_one_of_the_same_name(tmp_path):
 
 
 def test_group_choices_read_the_same_with_and_without_a_plus():
-    plain, plus = load(["experiment=quickstart", "placement=cpu_dp2"]), load(["+experiment=quickstart", "+placement=cpu_dp2"])
+    plain, plus = (
+        load(["experiment=quickstart", "placement=cpu_dp2"]),
+        load(["+experiment=quickstart", "+placement=cpu_dp2"]),
+    )
     assert plain.problems == plus.problems == ()
     assert plain.config == plus.config
 

@@ -78,7 +78,9 @@ def test_keys_below_an_open_mapping_are_allowed_and_no_others():
 def test_labels_and_deadlines_stay_out_of_the_hash_and_the_algorithm_does_not():
     out = ("name", "algo.name", "placement.trainer.tp", "rollout.port", "timeouts.start_s", "rollout.sglang.log_level")
     assert not any(all_keys()[path].semantic for path in out)
-    assert all(all_keys()[path].semantic for path in ("algo.lr", "seed", "model.dtype", "rollout.seeded", "reward.arguments"))
+    assert all(
+        all_keys()[path].semantic for path in ("algo.lr", "seed", "model.dtype", "rollout.seeded", "reward.arguments")
+    )
 
 
 def test_literals_are_words_that_the_command_line_can_write():

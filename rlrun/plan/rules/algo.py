@@ -38,7 +38,9 @@ def learning_rate(c: Context) -> Iterator[Problem]:
     a = c.config.algo
     if a.min_lr > a.lr:
         summary = f"the learning rate cannot decay from {a.lr:g} to {a.min_lr:g}"
-        yield c.problem("min-lr-above-lr", summary, "algo.min_lr", "algo.lr", hint=f"set algo.min_lr to {a.lr / 10:g} or less")
+        yield c.problem(
+            "min-lr-above-lr", summary, "algo.min_lr", "algo.lr", hint=f"set algo.min_lr to {a.lr / 10:g} or less"
+        )
     if a.lr_schedule == "constant" and a.min_lr > 0:
         yield _inactive(c, "algo.min_lr", "is the floor of a decaying learning rate", "algo.lr_schedule")
 
@@ -82,7 +84,9 @@ def evaluation(c: Context) -> Iterator[Problem]:
     elif e.temperature == 0 and e.samples_per_prompt > 1:
         summary = f"at temperature 0 the {e.samples_per_prompt} samples of a prompt are the same"
         keys = ("eval.samples_per_prompt", "eval.temperature")
-        yield c.problem("eval-samples-equal", summary, *keys, hint="set eval.samples_per_prompt to 1, or eval.temperature to 1.0")
+        yield c.problem(
+            "eval-samples-equal", summary, *keys, hint="set eval.samples_per_prompt to 1, or eval.temperature to 1.0"
+        )
 
 
 def batching(c: Context) -> Iterator[Problem]:
@@ -106,7 +110,9 @@ def tracking(c: Context) -> Iterator[Problem]:
 def router(c: Context) -> Iterator[Problem]:
     r = c.config.placement.rollout
     if r.gpus // r.gpus_per_engine <= 1 and c.changed("rollout.router_policy"):
-        yield _inactive(c, "rollout.router_policy", "spreads requests over engines, and there is one", "placement.rollout.gpus")
+        yield _inactive(
+            c, "rollout.router_policy", "spreads requests over engines, and there is one", "placement.rollout.gpus"
+        )
 
 
 def stop_texts(c: Context) -> Iterator[Problem]:

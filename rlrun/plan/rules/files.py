@@ -60,7 +60,9 @@ def _dataset(c: Context, name: str) -> Iterator[Problem]:
         where = tuple(Where(f"{_short(written)}:{row.line}", repr(row.reason)) for row in rows.foreign)
         summary = f"prompts contain {characters!r}, which model.alphabet does not have"
         named = (c.origins.where("model.alphabet", c.value("model.alphabet")),)
-        yield Problem("unknown-character", summary, where + named, "add the characters to model.alphabet, or change the file")
+        yield Problem(
+            "unknown-character", summary, where + named, "add the characters to model.alphabet, or change the file"
+        )
 
 
 def system_prompt(c: Context) -> Iterator[Problem]:
@@ -90,7 +92,7 @@ def reward(c: Context) -> Iterator[Problem]:
             yield c.problem(p.code, p.summary, key, hint=p.hint or "")
     except SystemExit as e:
         summary = f"cannot load reward {function}: the module ends the program (exit code {e.code})"
-        hint = "move what runs at import below `if __name__ == \"__main__\":`"
+        hint = 'move what runs at import below `if __name__ == "__main__":`'
         yield c.problem("reward-not-importable", summary, "reward.function", hint=hint)
 
 
@@ -108,7 +110,9 @@ def free_ports(c: Context) -> Iterator[Problem]:
         return
     taken = [port for port in needed if not _is_free(port)]
     if taken:
-        free = next((p for p in range(first + 1, LAST_PORT - len(needed)) if all(map(_is_free, _needed_ports(p, count)))), None)
+        free = next(
+            (p for p in range(first + 1, LAST_PORT - len(needed)) if all(map(_is_free, _needed_ports(p, count)))), None
+        )
         hint = f"set rollout.port to {free}, or to null" if free is not None else "set rollout.port to null"
         summary = f"port {', '.join(map(str, taken))} of {first} to {needed[-1]} is in use on this machine"
         yield c.problem("port-in-use", summary, "rollout.port", hint=hint)

@@ -23,7 +23,9 @@ def source(c: Context) -> Iterator[Problem]:
     needed, other = ("model.alphabet", "model.path") if random else ("model.path", "model.alphabet")
     if not c.value(needed):
         value = '"0123456789"' if random else "the folder of a checkpoint or a Hub id (org/name)"
-        yield c.problem("missing-value", f"init {m.init} needs {needed}", needed, "model.init", hint=f"set {needed} to {value}")
+        yield c.problem(
+            "missing-value", f"init {m.init} needs {needed}", needed, "model.init", hint=f"set {needed} to {value}"
+        )
     if c.value(other) is not None:
         hint = f"set {other} to null"
         yield c.problem("inactive-key", f"init {m.init} does not use {other}", other, "model.init", hint=hint)
@@ -74,7 +76,9 @@ def _incomplete(c: Context, folder: Path) -> Iterator[Problem]:
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         summary = f"{folder} lacks {', '.join(missing[:5])}{more}"
-        yield c.problem("model-incomplete", summary, "model.path", hint="download the whole checkpoint into that folder")
+        yield c.problem(
+            "model-incomplete", summary, "model.path", hint="download the whole checkpoint into that folder"
+        )
 
 
 def architecture(c: Context) -> Iterator[Problem]:
@@ -86,9 +90,13 @@ def architecture(c: Context) -> Iterator[Problem]:
     differ = [k for k in written if not _same(found[k], expected[k])]
     if differ:
         said = ", ".join(f"{k} {found[k]} (not {expected[k]})" for k in differ)
-        hint = "set " + ", ".join(f"model.architecture.{k}={_word(found[k])}" for k in differ) + ", or another model.path"
+        hint = (
+            "set " + ", ".join(f"model.architecture.{k}={_word(found[k])}" for k in differ) + ", or another model.path"
+        )
         keys = ["model.path", *(f"model.architecture.{k}" for k in differ)]
-        yield c.problem("architecture-mismatch", f"config.json in {os.path.basename(c.model_dir)} has {said}", *keys, hint=hint)
+        yield c.problem(
+            "architecture-mismatch", f"config.json in {os.path.basename(c.model_dir)} has {said}", *keys, hint=hint
+        )
 
 
 def _same(a: object, b: object) -> bool:
@@ -113,4 +121,3 @@ def context_length(c: Context) -> Iterator[Problem]:
 
 
 RULES = (source, alphabet, readable, architecture, context_length)
-

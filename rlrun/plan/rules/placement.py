@@ -17,7 +17,9 @@ def trainer_divisible(c: Context) -> Iterator[Problem]:
     if t.gpus % size:
         hint = f"set {TRAINER}.gpus to {-(-t.gpus // size) * size}, a multiple of tp x pp x cp = {size}"
         keys = [f"{TRAINER}.{k}" for k in ("gpus", "tp", "pp", "cp")]
-        yield c.problem("trainer-indivisible", f"{t.gpus} trainer GPUs cannot form replicas of {size}", *keys, hint=hint)
+        yield c.problem(
+            "trainer-indivisible", f"{t.gpus} trainer GPUs cannot form replicas of {size}", *keys, hint=hint
+        )
 
 
 def enough_gpus(c: Context) -> Iterator[Problem]:
@@ -68,12 +70,18 @@ def _fits(placement: object, size: int) -> bool:
 
 def trainer_tp(c: Context) -> Iterator[Problem]:
     spec, tp = c.spec, c.config.placement.trainer.tp
-    yield from _tp_problem(c, "tp-indivisible", f"{TRAINER}.tp", tp, {
-        "attention heads": spec.num_heads,
-        "key/value heads": spec.num_kv_heads,
-        "MLP columns": spec.ffn_hidden_size,
-        "vocabulary rows": spec.vocab_size,
-    })  # fmt: skip
+    yield from _tp_problem(
+        c,
+        "tp-indivisible",
+        f"{TRAINER}.tp",
+        tp,
+        {
+            "attention heads": spec.num_heads,
+            "key/value heads": spec.num_kv_heads,
+            "MLP columns": spec.ffn_hidden_size,
+            "vocabulary rows": spec.vocab_size,
+        },
+    )
 
 
 def engine_tp(c: Context) -> Iterator[Problem]:
@@ -97,7 +105,9 @@ def layers_divisible(c: Context) -> Iterator[Problem]:
     layers, pp = c.spec.num_layers, c.config.placement.trainer.pp
     if layers % pp:
         hint = f"set {TRAINER}.pp to {one_of(divisors(layers))}"
-        yield c.problem("layers-indivisible", f"{layers} layers cannot form {pp} equal stages", f"{TRAINER}.pp", hint=hint)
+        yield c.problem(
+            "layers-indivisible", f"{layers} layers cannot form {pp} equal stages", f"{TRAINER}.pp", hint=hint
+        )
 
 
 def context_parallel(c: Context) -> Iterator[Problem]:

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.config.shipped import shipped
+from rlrun.errors import RlrunError
+from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
+
+QUICK = "+experiment=quickstart"
+BIG = "+experiment=qwen3_grpo"
+EXPERIMENTS = sorted(p.stem for p in (shipped("conf") / "experiment").glob("*.yaml"))
+PLACEMENTS = sorted(p.stem for p in (shipped("conf") / "placement").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_plans(experiment):
+    plan = load_plan([f"+experiment={experiment}"])
+    assert plan.experiment == experiment
+    assert plan.data.train.num_rows >= plan.batch.prompts_per_rollout
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_placement_plans_with_the_quickstart(placement):
+    plan = load_plan([QUICK, f"placement={placement}"])
+    assert len(plan.train.slots) == plan.train.tp * plan.train.pp * plan.train.cp * plan.train.dp
+
+
+def test_the_device_decides_what_is_left_to_it():
+    cpu, cuda, split = load_plan([QUICK]), load_plan([BIG]), load_plan([BIG, "placement=split_8gpu"])
+    assert (cpu.model.dtype, cpu.train.backend, cpu.sync.backend, cpu.engines[0].attention_backend) == (
+        "float32",
+        "gloo",
+        "value",
+        "torch_native",
+    )
+    assert (cuda.model.dtype, cuda.train.backend, cuda.sync.backend, cuda.engines[0].attention_backend) == (
+        "bfloat16",
+        "nccl",
+        "cuda_ipc",
+        "triton",
+    )
+    assert split.sync.backend == "nccl"
+    assert load_plan([QUICK, "weight_sync.transport=distributed"]).sync.backend == "gloo"
+
+
+def test_a_split_placement_gives_each_side_its_own_gpus():
+    plan = load_plan([BIG, "placement=split_8gpu"])
+    assert plan.train.slots == (0, 1, 2, 3)
+    assert [engine.slots for engine in plan.engines] == [(4, 5), (6, 7)]
+    assert [engine.tp for engine in plan.engines] == [2, 2]
+    assert (plan.train.tp, plan.train.dp) == (2, 2)
+    assert plan.router is not None
+
+
+def test_a_router_is_there_only_for_several_engines():
+    assert load_plan([QUICK]).router is None
+    assert load_plan([QUICK, "placement=cpu_dp2", "placement.rollout.gpus=2"]).router is not None
+
+
+def test_ports_follow_each_other_when_the_first_is_given():
+    plan = load_plan([QUICK, "placement=cpu_dp2", "placement.rollout.gpus=2", "rollout.port=28100"])
+    assert [(e.port, e.dist_port) for e in plan.engines] == [(28100, 28101), (28102, 28103)]
+    assert plan.router.port == 28104
+    assert load_plan([QUICK]).engines[0].port is None
+
+
+def test_batch_arithmetic():
+    plan = load_plan([BIG, "algo.groups_per_step=16", "placement.trainer.tp=1", "num_steps=10"])
+    b = plan.batch
+    assert (b.samples_per_rollout, b.samples_per_step, b.optimizer_steps_per_rollout, b.samples_per_rank) == (
+        512,
+        128,
+        4,
+        16,
+    )
+    assert plan.algo.optimizer.total_steps == 40
+
+
+def test_weights_are_counted_once_in_the_type_they_travel_in():
+    assert load_plan([BIG]).sync.total_bytes == 2 * 4_022_468_096
+    plan = load_plan([QUICK])
+    assert plan.sync.total_bytes == 4 * plan.model.spec.num_parameters
+
+
+def test_a_reference_model_is_used_exactly_when_kl_counts():
+    assert not load_plan([QUICK]).algo.uses_reference
+    assert load_plan([QUICK, "algo.kl_coef=0.1", "algo.kl_estimator=k1"]).algo.uses_reference
+
+
+def test_paths_are_absolute_and_relative_to_where_rlrun_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"prompt": "1", "label": 1}) + "\n" for _ in range(16)))
+    plan = load_plan([QUICK, "data.train.path=d.jsonl", "output_dir=out"])
+    assert plan.data.train.path == str(tmp_path / "d.jsonl")
+    assert plan.output_dir == str(tmp_path / "out")
+    assert plan.tracking.uri == f"sqlite:///{tmp_path}/out/mlflow.db"
+
+
+def test_values_away_from_the_defaults_come_with_their_origin():
+    changed = {c.key: c for c in load_plan([QUICK, "algo.clip_high=0.28"]).changed}
+    assert (changed["algo.clip_high"].default, changed["algo.clip_high"].value) == (0.2, 0.28)
+    assert changed["algo.clip_high"].origin == "command line"
+    assert changed["placement.device"].origin.startswith("conf/placement/cpu_1.yaml:")
+    assert "algo.clip_low" not in changed
+    assert "model.name" not in changed, "it has no default to be away from"
+
+
+WORDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "placement": st.sampled_from(PLACEMENTS),
+        "algo.lr": st.floats(1e-9, 1.0),
+        "algo.group_size": st.integers(2, 64),
+        "algo.kl_coef": st.floats(0, 1),
+        "rollout.stop": st.sampled_from(["[]", "[a]", "['x y','\\'']"]),
+        "reward.arguments": st.sampled_from(["{}"]),
+        "tracking.enabled": st.booleans(),
+        "checkpoint.interval": st.one_of(st.just("null"), st.integers(1, 9)),
+        "data.system_prompt": st.sampled_from(["null", "'1 2'"]),
+    },
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(WORDS)
+def test_a_plan_survives_json_exactly_and_planning_again_changes_nothing(choices):
+    plan = load_plan([QUICK, *(f"{key}={value}" for key, value in choices.items())])
+    assert plan_from_json(plan_to_json(plan)) == plan
+    again = replan(plan, [])
+    without = {"changed": (), "resolved_config": plan.resolved_config}
+    assert dataclasses.replace(again, changed=()) == dataclasses.replace(plan, **without)
+
+
+def test_planning_again_takes_new_values_and_names_the_stored_plan():
+    plan = replan(load_plan([QUICK]), ["num_steps=77"], origin="runs/x/plan.json")
+    assert plan.num_steps == plan.algo.optimizer.total_steps == 77
+    assert plan.experiment == "quickstart"
+    changed = {c.key: c.origin for c in plan.changed}
+    assert (changed["num_steps"], changed["algo.lr"]) == ("command line", "runs/x/plan.json")
+    with pytest.raises(RlrunError) as e:
+        replan(plan, ["num_step=3"], origin="runs/x/plan.json")
+    assert [p.code for p in e.value.problems] == ["unknown-key"]
+
+
+def test_planning_again_with_a_local_model_does_not_contradict_itself(tmp_path):
+    """rope_theta was not written, so it came from config.json; the stored plan now says it."""
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 32,
+        "rope_theta": 5e6,
+        "max_position_embeddings": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+    )
+    shape = ", ".join(f"{name}: {config[name]}" for name in names)
+    model = f"{{name: m, family: qwen3, path: {tmp_path}, architecture: {{{shape}}}}}"
+    words = [QUICK, "~model", f"model={model}"]
+    plan = load_plan(words)
+    assert plan.model.spec.rope_theta == 5e6
+    assert replan(plan, []).config_hash == plan.config_hash
