@@ -22,7 +22,7 @@ from rlrun.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, RlrunError,
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.preflight import check_machine, stage_model
-from rlrun.runtime.progress import Progress
+from rlrun.runtime.progress import Progress, shown
 from rlrun.runtime.summary import Outcome, print_outcome, write_summary
 
 EXIT_TERMINATED = 143
@@ -41,11 +41,12 @@ class Start:
     checkpoint: str | None = None
 
 
-def run(plan: RunPlan, parent_run_id: str | None = None, label: str | None = None) -> int:
+def run(plan: RunPlan) -> int:
     """Starts a new run in <output_dir>/<name>/<time>. Raises RlrunError when it cannot be started as planned."""
     check_machine(plan)
-    run_dir = new_run_dir(plan)
-    return _execute(plan, Start(run_dir), parent_run_id, label)
+    outcome = execute(plan, Start(new_run_dir(plan)))
+    print_outcome(outcome)
+    return outcome.exit_code
 
 
 def resume(run_dir: str, overrides: list[str]) -> int:
@@ -54,7 +55,9 @@ def resume(run_dir: str, overrides: list[str]) -> int:
 
     plan, state, checkpoint = resume_plan(run_dir, overrides)
     check_machine(plan)
-    return _execute(plan, Start(os.path.abspath(run_dir), state, checkpoint), None, None)
+    outcome = execute(plan, Start(os.path.abspath(run_dir), state, checkpoint))
+    print_outcome(outcome)
+    return outcome.exit_code
 
 
 def new_run_dir(plan: RunPlan) -> str:
@@ -83,12 +86,13 @@ def write_plan(plan: RunPlan, run_dir: str) -> None:
         os.replace(path + ".tmp", path)
 
 
-def _execute(plan: RunPlan, start: Start, parent_run_id: str | None, label: str | None) -> int:
+def execute(plan: RunPlan, start: Start, parent_run_id: str | None = None, label: str | None = None) -> Outcome:
+    """The run, from its folder to its summary.json. Raises nothing: how it ended is in the outcome."""
     progress = Progress()
     outcome = Outcome(
         plan=plan, run_dir=start.run_dir, began=time.time(), restored_step=start.state.step if start.state else 0
     )
-    progress.note(f"run {os.path.relpath(start.run_dir)}  (config {plan.config_hash})")
+    progress.note(f"run {shown(start.run_dir)}  (config {plan.config_hash})")
     tracking: Future[Any] | None = None
     trackers: Any = None
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tracking")
@@ -118,8 +122,7 @@ def _execute(plan: RunPlan, start: Start, parent_run_id: str | None, label: str 
             pool.shutdown(wait=False)
     outcome.wall_s = time.time() - outcome.began
     write_summary(outcome)
-    print_outcome(outcome)
-    return outcome.exit_code
+    return outcome
 
 
 def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tracking: Future[Any]) -> None:
@@ -163,7 +166,7 @@ def _restore(run_: Any, state: RunState, checkpoint: str, cluster: Any) -> None:
     run_.step, run_.optimizer_steps = state.step, state.optimizer_steps
     # A run that had learned before it stopped has learned.
     run_.last_checkpoint, run_.learned = checkpoint, True
-    run_.progress.note(f"restored step {run_.step} from {os.path.relpath(checkpoint)}")
+    run_.progress.note(f"restored step {run_.step} from {shown(checkpoint)}")
 
 
 def _open_trackers(plan: RunPlan, start: Start, parent_run_id: str | None, label: str | None) -> tuple[Any, str | None]:

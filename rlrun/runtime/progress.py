@@ -3,6 +3,7 @@ rewritten in place; elsewhere every line stays."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -19,6 +20,12 @@ def duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def shown(path: str) -> str:
+    """A path as one would type it: relative below the current folder, absolute elsewhere."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
 
 
 class Progress:

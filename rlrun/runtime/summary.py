@@ -10,12 +10,12 @@ from typing import Any
 
 from rlrun.errors import RlrunError, RunFailed
 from rlrun.plan.types import RunPlan
-from rlrun.runtime.progress import duration
+from rlrun.runtime.progress import duration, shown
 from rlrun.tracking.base import RunStatus
 from rlrun.tracking.metrics import REWARD
 
 REWARD_WINDOW = 5
-"""First and last steps whose mean reward is reported."""
+"""First and last steps whose mean reward is reported; half of them when a run has fewer than twice as many."""
 
 
 @dataclass
@@ -68,6 +68,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     rows = read_metrics(outcome.run_dir)
     rewards = [row[REWARD] for row in rows if REWARD in row]
     evals = [row["eval/reward_mean"] for row in rows if "eval/reward_mean" in row]
+    window = max(1, min(REWARD_WINDOW, len(rewards) // 2))
     error = outcome.error
     return {
         "status": outcome.status,
@@ -78,9 +79,9 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "resumed_from_step": outcome.restored_step or None,
         "wall_s": round(outcome.wall_s, 2),
         "startup_s": round(outcome.startup_s, 2) if outcome.startup_s is not None else None,
-        "reward_window": REWARD_WINDOW,
-        "first_reward_mean": _mean(rewards[:REWARD_WINDOW]),
-        "last_reward_mean": _mean(rewards[-REWARD_WINDOW:]),
+        "reward_window": window,
+        "first_reward_mean": _mean(rewards[:window]),
+        "last_reward_mean": _mean(rewards[-window:]),
         "eval_reward_first": evals[0] if evals else None,
         "eval_reward_last": evals[-1] if evals else None,
         "config_hash": outcome.plan.config_hash,
@@ -105,7 +106,7 @@ def write_summary(outcome: Outcome) -> None:
 def print_outcome(outcome: Outcome) -> None:
     """The result on stdout, an error on stderr."""
     summary = summarise(outcome)
-    run_dir = os.path.relpath(outcome.run_dir)
+    run_dir = shown(outcome.run_dir)
     if isinstance(outcome.error, RlrunError):
         from rlrun.plan.render import render_problems
 
@@ -121,17 +122,27 @@ def print_outcome(outcome: Outcome) -> None:
     if summary["first_reward_mean"] is not None:
         lines.append(
             f"  reward      {summary['first_reward_mean']:.3f} -> {summary['last_reward_mean']:.3f}"
-            f"   mean of the first and last {REWARD_WINDOW} steps"
+            f"   mean of the first and the last {_steps(summary['reward_window'])}"
         )
     if summary["eval_reward_first"] is not None:
         lines.append(f"  evaluation  {summary['eval_reward_first']:.3f} -> {summary['eval_reward_last']:.3f}")
     lines.append(f"  run         {run_dir}   summary.json, metrics.jsonl, logs/")
     if outcome.checkpoint:
-        lines.append(f"  checkpoint  {os.path.relpath(outcome.checkpoint)}")
+        lines.append(f"  checkpoint  {shown(outcome.checkpoint)}")
     if outcome.hf_checkpoint:
-        lines.append(f"  weights     {os.path.relpath(outcome.hf_checkpoint)}   Hugging Face format")
+        lines.append(f"  weights     {shown(outcome.hf_checkpoint)}   Hugging Face format")
     lines += ["Next", *_next_commands(outcome, run_dir)]
     print("\n".join(lines))
+
+
+def mlflow_command(uri: str) -> str:
+    if uri.startswith("sqlite:///"):
+        uri = "sqlite:///" + shown(uri.removeprefix("sqlite:///"))
+    return f"  mlflow ui --backend-store-uri {uri}"
+
+
+def _steps(n: int) -> str:
+    return "step" if n == 1 else f"{n} steps"
 
 
 def _next_commands(outcome: Outcome, run_dir: str) -> list[str]:
@@ -139,10 +150,7 @@ def _next_commands(outcome: Outcome, run_dir: str) -> list[str]:
     if outcome.status != "finished" and outcome.checkpoint:
         commands.append(f"  rlrun resume {run_dir}")
     if outcome.plan.tracking is not None:
-        uri = outcome.plan.tracking.uri
-        if uri.startswith("sqlite:///"):
-            uri = "sqlite:///" + os.path.relpath(uri.removeprefix("sqlite:///"))
-        commands.append(f"  mlflow ui --backend-store-uri {uri}")
+        commands.append(mlflow_command(outcome.plan.tracking.uri))
     if outcome.status == "finished":
         name = outcome.plan.experiment or outcome.plan.name
         lr = outcome.plan.algo.optimizer.lr

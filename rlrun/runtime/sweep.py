@@ -5,13 +5,16 @@ A point that fails does not stop the others; the sweep's exit code says that one
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Sequence
 
-from rlrun.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError
+from rlrun.errors import EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError
 from rlrun.plan.types import RunPlan
 from rlrun.runtime import launch
+from rlrun.runtime.progress import shown
+from rlrun.runtime.summary import Outcome, mlflow_command, print_outcome, summarise
 from rlrun.tracking.base import RunStatus
 
 
@@ -53,21 +56,45 @@ def sweep(points: Sequence[list[str]], config_dir: str | None = None) -> int:
         parent = MlflowParent(
             first.tracking.uri, first.tracking.experiment, f"sweep {stamp}", {"rlrun.points": str(len(points))}
         )
-    codes: list[int] = []
+    outcomes: list[Outcome] = []
     status: RunStatus = "FAILED"
     try:
         for index, (plan, name) in enumerate(zip(plans, names, strict=True)):
             print(f"\npoint {index + 1} of {len(plans)}: {name}", file=sys.stderr)
-            codes.append(launch.run(plan, parent_run_id=parent.run_id if parent else None, label=name))
-            if codes[-1] in (EXIT_INTERRUPTED, launch.EXIT_TERMINATED):
+            start = launch.Start(launch.new_run_dir(plan))
+            outcome = launch.execute(plan, start, parent.run_id if parent else None, name)
+            outcomes.append(outcome)
+            if outcome.error is not None:
+                print_outcome(outcome)
+            if outcome.status == "killed":
                 status = "KILLED"
-                return codes[-1]
-        status = "FINISHED" if all(code == EXIT_OK for code in codes) else "FAILED"
+                break
+        else:
+            status = "FINISHED" if all(o.exit_code == EXIT_OK for o in outcomes) else "FAILED"
     finally:
         if parent is not None:
             parent.close(status)
-    failed = [name for name, code in zip(names, codes, strict=True) if code != EXIT_OK]
-    print(f"\nSweep: {len(codes) - len(failed)} of {len(codes)} points finished.")
-    for name in failed:
-        print(f"  failed: {name}")
-    return EXIT_RUN_FAILED if failed else EXIT_OK
+    print_table(names, outcomes)
+    if status == "KILLED":
+        return outcomes[-1].exit_code
+    return EXIT_OK if status == "FINISHED" else EXIT_RUN_FAILED
+
+
+def print_table(names: Sequence[str], outcomes: Sequence[Outcome]) -> None:
+    """One line a point, on stdout; points that were never started say so."""
+    width = max(len(name) for name in names)
+    finished = sum(o.exit_code == EXIT_OK for o in outcomes)
+    lines = [f"\nSweep: {finished} of {len(names)} points finished"]
+    for name, outcome in itertools.zip_longest(names, outcomes):
+        if outcome is None:
+            lines.append(f"  {name:<{width}}  not started")
+            continue
+        summary = summarise(outcome)
+        reward = "no step done"
+        if summary["first_reward_mean"] is not None:
+            reward = f"reward {summary['first_reward_mean']:.3f} -> {summary['last_reward_mean']:.3f}"
+        lines.append(f"  {name:<{width}}  {outcome.status:<9} {reward}  {shown(outcome.run_dir)}")
+    tracking = outcomes[0].plan.tracking if outcomes else None
+    if tracking is not None:
+        lines += ["Next", mlflow_command(tracking.uri)]
+    print("\n".join(lines))
