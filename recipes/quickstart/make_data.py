@@ -1,4 +1,4 @@
-"""Writes train.jsonl and eval.jsonl beside this file: four random digits to copy. No prompt is in both.
+"""Writes train.jsonl and eval.jsonl beside this file: two digits to reverse, all hundred of them. No prompt is in both.
 
 python recipes/quickstart/make_data.py
 """
@@ -9,15 +9,16 @@ import json
 import random
 from pathlib import Path
 
-DIGITS, TRAIN_ROWS, EVAL_ROWS, SEED = 4, 512, 32, 0
+DIGITS, EVAL_ROWS, SEED = 2, 20, 0
 
 
 def main() -> None:
-    numbers = random.Random(SEED).sample(range(10**DIGITS), TRAIN_ROWS + EVAL_ROWS)
-    rows = [json.dumps({"prompt": f"{n:0{DIGITS}}", "label": f"{n:0{DIGITS}}"}) + "\n" for n in numbers]
+    numbers = [f"{n:0{DIGITS}}" for n in range(10**DIGITS)]
+    random.Random(SEED).shuffle(numbers)
+    rows = [json.dumps({"prompt": n, "label": n[::-1]}) + "\n" for n in numbers]
     folder = Path(__file__).parent
-    (folder / "train.jsonl").write_text("".join(rows[:TRAIN_ROWS]), encoding="utf-8")
-    (folder / "eval.jsonl").write_text("".join(rows[TRAIN_ROWS:]), encoding="utf-8")
+    (folder / "eval.jsonl").write_text("".join(rows[:EVAL_ROWS]), encoding="utf-8")
+    (folder / "train.jsonl").write_text("".join(rows[EVAL_ROWS:]), encoding="utf-8")
 
 
 if __name__ == "__main__":
