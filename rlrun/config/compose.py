@@ -9,7 +9,6 @@ or a broken file, so that all problems come in one report. `tests/config` holds 
 from __future__ import annotations
 
 import functools
-import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -200,7 +199,6 @@ def _prepare_hydra() -> None:
         if source.scheme() not in registry.types:
             registry.register(source)
     OmegaConf.register_new_resolver("recipes", recipe_file, replace=True)
-    warnings.filterwarnings("ignore", module="hydra")
 
 
 __all__ = ["Composition", "ConfigCompositionException", "Groups"]

@@ -106,11 +106,18 @@ def _parse(words: Iterable[str], problems: list[Problem]) -> list[Override]:
         try:
             overrides += parser.parse_overrides([word])
         except (HydraException, OmegaConfBaseException) as e:
-            reason = str(e).split("\nSee https")[0].splitlines()[-1].strip()
+            reason = _reason(str(e))
             where = (Where(COMMAND_LINE, word),)
             hint = "write key=value, and quote a value with special characters: key='\"a, b\"'"
             problems.append(Problem("bad-override", f"cannot read `{word}`: {reason}", where, hint=hint))
     return overrides
+
+
+def _reason(message: str) -> str:
+    """What Hydra's parser says, without its caret line and the address of its manual."""
+    if message.startswith("LexerNoViableAltException"):
+        return "a quote or bracket is not closed, or a character is not allowed there"
+    return message.split("\nSee https")[0].splitlines()[-1].strip()
 
 
 def _sweep_problem(override: Override) -> Problem:
@@ -177,6 +184,8 @@ def _validated(
     resolution = resolve(tree, origins)
     values, bad = resolution.values, resolution.bad
     problems += resolution.problems
+    if incomplete:  # an option that could not be read left an empty group: as good as absent
+        values = {name: value for name, value in values.items() if value != {}}
     config: RunConfig | Partial
     try:
         config = RunConfig.model_validate(values)
@@ -191,9 +200,9 @@ def _validated(
             if error["type"] != "extra_forbidden":
                 bad.add(location)
             problems.append(_schema_problem(error, ".".join(location), origins, groups))
-        config = Partial(RunConfig, values, frozenset(bad))
-    if bad and isinstance(config, RunConfig):
-        config = Partial(RunConfig, values, frozenset(bad))
+        config = Partial(RunConfig, values, frozenset(bad), incomplete)
+    if isinstance(config, RunConfig) and (bad or incomplete):
+        config = Partial(RunConfig, values, frozenset(bad), incomplete)
     return Loaded(config, values, origins, experiment, tuple(problems))
 
 
@@ -213,7 +222,10 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
     code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
     got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
     hint = f"set {name} to {expected(name)}"
-    if not known.required and known.section is None:
+    if known.section is not None:
+        first = next(k for k in all_keys() if k.startswith(f"{name}."))
+        hint = f"set the keys below it, e.g. {first}; `rlrun explain {name}` lists them"
+    elif not known.required:
         hint += f"; the default is {show(known.default)}"
     if isinstance(value, int | float) and known.expected.startswith("a text"):
         hint = f"quote it: {name}='\"{value}\"'"
@@ -244,6 +256,8 @@ def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
         hint = "begin the file with the line `# @package _global_`, so that its keys are those of a run"
     elif meant is not None:
         hint = f"did you mean `{meant}`?"
+    elif parent and all_keys()[parent].section is None:
+        hint = f"{parent} has no keys of its own: set it to {expected(parent)}"
     else:
         siblings = [k.path for k in all_keys().values() if k.path.rpartition(".")[0] == parent]
         hint = f"the keys there are {', '.join(k.rpartition('.')[2] for k in siblings)}"

@@ -64,12 +64,15 @@ class Origins:
         """The origin of a key together with its value, to show in a message."""
         found = self._find(key)
         if found is not None and found.text:
-            return found
+            return found  # a word of the command line, as typed
         return Where(found.origin if found else DEFAULT, f"{key}: {show(value)}")
 
     def _find(self, key: str) -> Where | None:
         if key in self._groups and key not in self._of:
             return self._groups[key]
+        below = [where for k, where in self._of.items() if k.startswith(f"{key}.")]
+        if below:  # a mapping that is known by its items, such as reward.arguments
+            return below[-1]
         parts = key.split(".")
         return next((self._of[k] for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in self._of), None)
 

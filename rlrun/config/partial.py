@@ -16,7 +16,8 @@ class Unreadable(Exception):
 class Partial:
     """Looks like the section, e.g. `partial.algo.group_size`; reading a bad key raises Unreadable.
 
-    `bad` holds the paths that did not validate. Everything else did, and validation changes no value.
+    `bad` holds the paths that did not validate. Everything else did, and validation changes no value. When `incomplete`,
+    a file that could not be read may have set more keys: reading one that is null because nobody has set it raises too.
     """
 
     def __init__(
@@ -24,9 +25,10 @@ class Partial:
         section: type[Section],
         values: Mapping[str, Any],
         bad: frozenset[tuple[str, ...]],
+        incomplete: bool = False,
         path: tuple[str, ...] = (),
     ):
-        self._section, self._values, self._bad, self._path = section, values, bad, path
+        self._section, self._values, self._bad, self._incomplete, self._path = section, values, bad, incomplete, path
 
     def __getattr__(self, name: str) -> Any:
         path = (*self._path, name)
@@ -34,10 +36,12 @@ class Partial:
             raise Unreadable(".".join(path))
         field = self._section.model_fields[name]
         if name not in self._values:
+            if self._incomplete and field.default is None:
+                raise Unreadable(".".join(path))
             return field.get_default()
         value, inner = self._values[name], section_of(field.annotation)
         if inner is not None and value is not None:
-            return Partial(inner, value, self._bad, path)
+            return Partial(inner, value, self._bad, self._incomplete, path)
         if any(bad[: len(path)] == path for bad in self._bad):  # an item of a list or mapping
             raise Unreadable(".".join(path))
         return value

@@ -102,6 +102,11 @@ CODES: dict[str, str] = {
         "The attention backend does not run on this device (only torch_native runs on a CPU), or cannot give "
         "results that are independent of the batch, which seeded sampling needs. auto picks one that works."
     ),
+    "engine-memory-unset": (
+        "A colocated engine keeps its share of the GPU while the trainer works, and SGLang's own choice leaves "
+        "the trainer almost nothing: the run would end out of memory. rollout.sglang.mem_fraction_static is the "
+        "engine's share of the whole GPU; shipped placements set it."
+    ),
     "kv-cache-unset": (
         "On a CPU the KV cache has no natural limit, and SGLang would allocate 16 GB. "
         "rollout.sglang.max_total_tokens gives its size in tokens; shipped cpu placements set it."

@@ -188,10 +188,13 @@ def test_any_value_at_any_key_is_taken_or_becomes_a_problem(changes):
 
 
 def test_reading_a_wrong_key_is_unreadable_and_its_neighbours_are_not():
-    config = load([QUICK, "algo.group_size=0", "rollout.stop=[1]"]).config
+    config = load(
+        [QUICK, "algo.group_size=0", "rollout.stop=[1]", "algo.groups_per_step=16", "checkpoint.keep=3"]
+    ).config
     assert isinstance(config, Partial)
     assert config.algo.groups_per_step == 16
-    assert config.checkpoint.keep == 2
+    assert config.checkpoint.keep == 3
+    assert config.checkpoint.hf_at_end is True
     for read in (lambda: config.algo.group_size, lambda: config.rollout.stop):
         with pytest.raises(Unreadable):
             read()

@@ -137,8 +137,9 @@ def test_a_plan_survives_json_exactly_and_planning_again_changes_nothing(choices
 
 
 def test_planning_again_takes_new_values_and_names_the_stored_plan():
-    plan = replan(load_plan([QUICK]), ["num_steps=77"], origin="runs/x/plan.json")
-    assert plan.num_steps == plan.algo.optimizer.total_steps == 77
+    plan = replan(load_plan([QUICK, "algo.lr=0.5"]), ["num_steps=77"], origin="runs/x/plan.json")
+    assert plan.num_steps == 77
+    assert plan.algo.optimizer.total_steps == 77 * plan.batch.optimizer_steps_per_rollout
     assert plan.experiment == "quickstart"
     changed = {c.key: c.origin for c in plan.changed}
     assert (changed["num_steps"], changed["algo.lr"]) == ("command line", "runs/x/plan.json")

@@ -27,11 +27,10 @@ def enough_gpus(c: Context) -> Iterator[Problem]:
     have, need = p.num_nodes * p.gpus_per_node, slots_needed(p)
     if need > have:
         how = "the larger of trainer and rollout" if p.mode == "colocated" else "trainer plus rollout"
-        nodes = -(-need // p.gpus_per_node)
-        if need <= p.gpus_per_node * p.num_nodes * 2 and p.num_nodes == 1 and p.device == "cpu":
-            hint = f"set placement.gpus_per_node to {need}"
+        if p.device == "cpu":  # a slot is only a process
+            hint = f"set placement.gpus_per_node to {-(-need // p.num_nodes)}"
         else:
-            hint = f"set placement.num_nodes to {nodes}, or ask for fewer GPUs"
+            hint = f"set placement.num_nodes to {-(-need // p.gpus_per_node)}, or ask for fewer GPUs"
         keys = (f"{TRAINER}.gpus", f"{ROLLOUT}.gpus", "placement.num_nodes", "placement.gpus_per_node")
         summary = f"the run needs {need} GPUs ({how}) and the nodes have {have}"
         yield c.problem("too-many-gpus", summary, *keys, hint=hint)
@@ -162,6 +161,13 @@ def attention_backend(c: Context) -> Iterator[Problem]:
         yield c.problem("attention-backend", summary, key, "rollout.seeded", hint=f"set {key} to auto")
 
 
+def shared_memory(c: Context) -> Iterator[Problem]:
+    p, key = c.config.placement, "rollout.sglang.mem_fraction_static"
+    if p.device == "cuda" and p.mode == "colocated" and c.value(key) is None:
+        summary = "trainer and engine share a GPU, and left alone SGLang takes nearly all of its memory"
+        yield c.problem("engine-memory-unset", summary, key, "placement.mode", hint=f"set {key} to 0.4")
+
+
 def kv_cache(c: Context) -> Iterator[Problem]:
     key = "rollout.sglang.max_total_tokens"
     r, tokens = c.config.rollout, c.config.rollout.sglang.max_total_tokens
@@ -189,5 +195,6 @@ RULES = (
     transport,
     device_keys,
     attention_backend,
+    shared_memory,
     kv_cache,
 )
