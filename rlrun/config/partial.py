@@ -16,8 +16,9 @@ class Unreadable(Exception):
 class Partial:
     """Looks like the section, e.g. `partial.algo.group_size`; reading a bad key raises Unreadable.
 
-    `bad` holds the paths that did not validate. Everything else did, and validation changes no value. When `incomplete`,
-    a file that could not be read may have set more keys: reading one that is null because nobody has set it raises too.
+    `bad` holds the paths that did not validate. Everything else did, and validation changes no value. When
+    `incomplete`, a file that could not be read may have set more keys: reading one that is null because nobody has set
+    it raises too.
     """
 
     def __init__(
