@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,11 +26,11 @@ START_S = 400.0
 class Live:
     """The engines, and a Hugging Face model on GPU 0 that should always have the same weights."""
 
-    def __init__(self, plan, model_dir: str, log_dir: str):
+    def __init__(self, plan, first: int, model_dir: str, log_dir: str):
         from transformers import AutoModelForCausalLM
 
         self.plan = plan
-        self.servers = [ServerProcess(engine, plan, model_dir, log_dir) for engine in plan.engines]
+        self.servers = [ServerProcess(engine, plan, model_dir, log_dir) for engine in plan.engines[first:]]
         self.hf = AutoModelForCausalLM.from_pretrained(model_dir).to("cuda:0")
         self.version = 0
 
@@ -59,29 +60,38 @@ class Live:
     def generate(self, seeds=tuple(range(16)), engine: int = 0, temperature: float = 1.0) -> list[Completion]:
         return self.use(lambda client: client.generate(GenerateRequest(PROMPT, seeds, temperature, 24)), engine)
 
+    def index(self, engine: int) -> int:
+        return self.addresses[engine].index
 
-@pytest.fixture(scope="module")
-def live(make_plan, make_model, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("live")
+
+@contextmanager
+def running(make_plan, make_model, directory, backend: str, first: int):
+    """Engines `first` and up, of one for each GPU."""
     plan = make_plan(
         min(2, torch.cuda.device_count()),
         device="cuda",
-        backend="cuda_ipc",
+        backend=backend,
         attention_backend="triton",
         max_total_tokens=None,
         mem_fraction_static=0.2,
         spec=SPEC,
     )
-    engines = Live(plan, make_model(str(directory / "model"), plan), str(directory / "logs"))
+    live = Live(plan, first, make_model(str(directory / "model"), plan), str(directory / "logs"))
     try:
-        for server in engines.servers:
+        for server in live.servers:
             server.start()
-        for server in engines.servers:
+        for server in live.servers:
             server.wait_ready(START_S)
-        yield engines
+        yield live
     finally:
-        for server in engines.servers:
+        for server in live.servers:
             server.stop()
+
+
+@pytest.fixture(scope="module")
+def live(make_plan, make_model, tmp_path_factory):
+    with running(make_plan, make_model, tmp_path_factory.mktemp("ipc"), "cuda_ipc", 0) as engines:
+        yield engines
 
 
 def assert_parity(live: Live, engine: int) -> None:
@@ -93,7 +103,7 @@ def assert_parity(live: Live, engine: int) -> None:
             assert completion.policy_version == live.version
     assert np.mean(differences) < BF16_MEAN_DIFF
     tokens = [*PROMPT, *range(3, 30)]
-    scores = live.use(lambda client: client.score(tokens, engine), engine)
+    scores = live.use(lambda client: client.score(tokens, live.index(engine)), engine)
     check_canary(live.logprobs(tokens), [scores], "bfloat16", live.version)
 
 
@@ -124,8 +134,9 @@ def change_weights(live: Live) -> None:
     live.version += 1
 
 
-def publish(live: Live, backend: str, engines, bucket_bytes: int) -> None:
-    sender = make_sender(SyncPlan("tensor", backend, bucket_bytes, "version", 0), engines, "cuda", 120.0)
+def publish(live: Live, backend: str, bucket_bytes: int) -> None:
+    plan = SyncPlan("tensor", backend, bucket_bytes, "version", 0)
+    sender = make_sender(plan, live.addresses, "cuda", 120.0)
     sender.connect()
     try:
         metrics = sender.send(iter(live.weights()), live.version, [name for name, _ in live.weights()])
@@ -133,21 +144,20 @@ def publish(live: Live, backend: str, engines, bucket_bytes: int) -> None:
         sender.close()
     print(backend, bucket_bytes, metrics)
     assert metrics["tensors"] == len(live.weights())
+    for engine in range(len(live.servers)):
+        assert_parity(live, engine)
 
 
 @pytest.mark.parametrize("bucket_bytes", [200_000, 1 << 29])
 def test_weights_by_cuda_ipc_reach_the_engines_on_every_gpu(live, bucket_bytes):
     change_weights(live)
-    publish(live, "cuda_ipc", live.addresses, bucket_bytes)
-    for engine in range(len(live.servers)):
-        assert_parity(live, engine)
+    publish(live, "cuda_ipc", bucket_bytes)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL refuses two ranks on one GPU")
-@pytest.mark.parametrize("bucket_bytes", [200_000, 1 << 29])
-def test_weights_by_nccl_reach_an_engine_on_another_gpu(live, bucket_bytes):
-    change_weights(live)
+def test_weights_by_nccl_reach_an_engine_on_another_gpu(make_plan, make_model, tmp_path):
     torch.cuda.set_device(0)
-    publish(live, "nccl", live.addresses[1:], bucket_bytes)
-    assert_parity(live, 1)
-    publish(live, "cuda_ipc", live.addresses, bucket_bytes)  # the first engine catches up
+    with running(make_plan, make_model, tmp_path, "nccl", 1) as other:
+        for bucket_bytes in (200_000, 1 << 29):
+            change_weights(other)
+            publish(other, "nccl", bucket_bytes)
