@@ -175,7 +175,7 @@ def read_all(node: Any, section: type, prefix: str = "") -> None:
             read_all(value, key.section, f"{prefix}{name}.")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(all_keys())), VALUES, min_size=1, max_size=4))
 def test_any_value_at_any_key_is_taken_or_becomes_a_problem(changes):
     """Never an exception; a whole RunConfig when there are no problems; all good keys can be read."""

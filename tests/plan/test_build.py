@@ -126,7 +126,7 @@ WORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(WORDS)
 def test_a_plan_survives_json_exactly_and_planning_again_changes_nothing(choices):
     plan = load_plan([QUICK, *(f"{key}={value}" for key, value in choices.items())])

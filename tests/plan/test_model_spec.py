@@ -130,6 +130,7 @@ def test_a_folder_without_a_readable_config_json_is_no_model(tmp_path):
         assert [p.code for p in e.value.problems] == ["model-not-found"]
 
 
+@pytest.mark.engines  # transformers takes seconds to import
 @pytest.mark.parametrize("size", ["0.6B", "8B"])
 def test_defaults_of_absent_keys_are_those_of_transformers(size, tmp_path):
     """HF's own class, in the version the engines use, agrees about keys that config.json leaves out."""
