@@ -19,7 +19,7 @@ import torch
 from scipy import stats
 
 from rlrun.backends.base import Completion, EngineAddress, GenerateRequest
-from rlrun.backends.sglang.client import SglangClient
+from rlrun.backends.sglang.client import SglangClient, to_completion
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.backends.sglang.server import RouterProcess, ServerProcess
 from rlrun.errors import RunFailed
@@ -148,18 +148,23 @@ def test_a_stop_string_ends_a_sample_and_stays_in_its_ids(live):
 
 
 def test_an_aborted_sample_keeps_what_it_has(live):
-    async def main(client):
-        request = GenerateRequest(PROMPT, (3,) * 4, 1.0, 200, ())
-        running = asyncio.create_task(client.generate(request))
+    body = {
+        "input_ids": list(PROMPT),
+        "sampling_params": {"max_new_tokens": 240, "ignore_eos": True, "sampling_seed": 3},  # long enough to catch
+        "return_logprob": True,
+    }
+
+    async def main():
+        running = asyncio.create_task(asyncio.to_thread(post, live, "/generate", body))
         while not running.done():
             await asyncio.to_thread(post, live, "/abort_request", {"abort_all": True})
-            await asyncio.sleep(0.01)
-        return await running
+            await asyncio.wait([running], timeout=0.02)
+        return to_completion(json.loads(await running))
 
-    completions = live.use(main)
-    for completion in completions:
-        assert len(completion.token_ids) == len(completion.logprobs)
-    assert any(c.finish_reason == "abort" for c in completions)
+    completion = asyncio.run(main())
+    assert completion.finish_reason == "abort"
+    assert len(completion.token_ids) == len(completion.logprobs) < 240
+    assert_parity(live, [completion])
 
 
 def test_a_seed_gives_the_same_sample_in_any_batch(live):
