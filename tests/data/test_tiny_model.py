@@ -133,7 +133,7 @@ def test_unknown_characters_are_named_with_their_place():
 
 
 def test_an_alphabet_that_repeats_or_does_not_fit_is_refused():
-    with pytest.raises(RlrunError, match="alphabet-repeats: model.alphabet has 'a' more than once"):
+    with pytest.raises(RlrunError, match=r"alphabet-repeats: model.alphabet has 'a' more than once"):
         check_alphabet("abca", 100)
     with pytest.raises(RlrunError, match="vocab-too-small") as error:
         check_alphabet("abcd", 6)
