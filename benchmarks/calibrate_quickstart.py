@@ -6,7 +6,12 @@ and seed: mean reward of the first 5 and the last 10 steps, the greedy reward on
 
     python benchmarks/calibrate_quickstart.py                        # the quickstart's recipe, three seeds
     python benchmarks/calibrate_quickstart.py --set lr=3e-3,1e-2     # a sweep, every combination
-    python benchmarks/calibrate_quickstart.py --task reverse --set digits=2,3 --seeds 0,1
+    python benchmarks/calibrate_quickstart.py --task copy --set num_steps=30,40 --seeds 0,1
+
+What the sweeps showed (60 steps of 256 samples, digits reversed). One layer learns more surely than two. A rotary base
+of 100, not a million: six positions must be told apart. Untied embeddings: tied ones favour repeating the last token.
+A learning rate of 5e-4 to 1e-3: from 2e-3 on, some seeds settle for one digit and stay there. Four optimizer steps a
+rollout rather than two. 128 samples a step learn too, but not with every seed.
 """
 
 from __future__ import annotations
@@ -44,23 +49,23 @@ class Recipe:
     num_steps: int = 60
     prompts_per_rollout: int = 32
     group_size: int = 8
-    optimizer_steps: int = 2
-    lr: float = 3e-3
-    adam_beta2: float = 0.95
+    optimizer_steps: int = 4
+    lr: float = 7e-4
+    adam_beta2: float = 0.98
     clip_grad: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
     normalize_by_std: bool = True
     loss_aggregation: str = "token_mean"
     lr_warmup_steps: int = 0
-    hidden_size: int = 64
-    num_layers: int = 2
-    num_heads: int = 2
+    hidden_size: int = 128
+    num_layers: int = 1
+    num_heads: int = 4
     head_dim: int = 32
-    ffn: int = 128
-    vocab_size: int = 16
-    tied: bool = True
-    rope_theta: float = 1e4
+    ffn: int = 256
+    vocab_size: int = 13
+    tied: bool = False
+    rope_theta: float = 100.0
 
 
 TASKS = {
