@@ -7,22 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rlrun.config.keys import all_keys
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.build import plan_from_json, replan
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
-
-NOT_SEMANTIC = (
-    "name",
-    "stop_after",
-    "output_dir",
-    "placement",
-    "trainer",
-    "weight_sync",
-    "checkpoint",
-    "tracking",
-    "timeouts",
-)
 
 
 def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, str]:
@@ -82,10 +71,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def _same_experiment(old: RunPlan, new: RunPlan) -> None:
     if old.config_hash == new.config_hash:
         return
+    known = all_keys()
     changed = {
         key: values
         for key, values in differences(old.resolved_config, new.resolved_config).items()
-        if key.split(".")[0] not in NOT_SEMANTIC
+        if key not in known or known[key].semantic
     }
     constant = new.algo.optimizer.schedule == "constant"
     if set(changed) == {"num_steps"} and constant:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.errors import RlrunError, RunFailed
+from rlrun.plan.render import render_failure, render_problems
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.progress import duration, shown
 from rlrun.tracking.base import RunStatus
@@ -108,8 +109,6 @@ def print_outcome(outcome: Outcome) -> None:
     summary = summarise(outcome)
     run_dir = shown(outcome.run_dir)
     if isinstance(outcome.error, RlrunError):
-        from rlrun.plan.render import render_problems
-
         print(render_problems(outcome.error.problems, stream=sys.stderr), file=sys.stderr)
         return
     if outcome.error is not None:
@@ -160,20 +159,14 @@ def _next_commands(outcome: Outcome, run_dir: str) -> list[str]:
 
 def _error_lines(outcome: Outcome, run_dir: str) -> list[str]:
     error = outcome.error
-    if isinstance(error, KeyboardInterrupt):
-        lines = [f"interrupted at step {outcome.step} of {outcome.plan.num_steps}; every process of the run is ended"]
+    at = f"step {outcome.step + 1} of {outcome.plan.num_steps}"
+    if isinstance(error, RunFailed):
+        lines = [render_failure(error)]
     else:
-        assert isinstance(error, RunFailed)
-        lines = [
-            f"error[run-failed]: {error.part}: {error.summary}",
-            f"  while step {outcome.step + 1} of {outcome.plan.num_steps}",
-        ]
-    lines.append(f"  run   {run_dir}   logs in {os.path.join(run_dir, 'logs')}")
-    hint = error.hint if isinstance(error, RunFailed) else None
-    if hint:
-        lines += ["", f"hint: {hint}"]
+        lines = ["interrupted; every process of the run is ended"]
+    lines += ["", f"  while   {at}", f"  run     {run_dir}", f"  logs    {os.path.join(run_dir, 'logs')}"]
     if outcome.checkpoint:
         lines += ["", f"To go on from the last checkpoint: rlrun resume {run_dir}"]
     else:
-        lines.append("  no checkpoint was made; nothing to resume")
+        lines.append("  saved   nothing yet: start it again")
     return lines

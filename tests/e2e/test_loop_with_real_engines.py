@@ -115,7 +115,13 @@ def interrupt(command):
     [
         (["placement=cpu_tp2"], kill_trainer, 1, "FAILED", "error[run-failed]: trainer rank"),
         (["placement=cpu_pp2"], kill_engine, 1, "FAILED", "error[run-failed]: engine 0"),
-        (["placement=cpu_dp2", "placement.rollout.gpus=2"], interrupt, 130, "KILLED", "interrupted at step"),
+        (
+            ["placement=cpu_dp2", "placement.rollout.gpus=2"],
+            interrupt,
+            130,
+            "KILLED",
+            "interrupted; every process of the run is ended",
+        ),
     ],
     ids=["tp2-kill-trainer", "pp2-kill-engine", "dp2-two-engines-ctrl-c"],
 )

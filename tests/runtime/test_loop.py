@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 import torch
+
 from rlrun.agents.single_turn import SingleTurn
 from rlrun.backends.base import EngineAddress, Rendezvous
 from rlrun.backends.fake import FakeEngine, FakeTrainer

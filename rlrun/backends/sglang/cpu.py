@@ -16,7 +16,7 @@ def install_torchvision_ops() -> None:
     import torch
 
     spec = importlib.util.find_spec("torchvision")  # finds it without importing it
-    if spec is None or torch.cuda.is_available() or hasattr(torch.ops.torchvision, "nms"):
+    if spec is None or spec.origin is None or torch.cuda.is_available() or hasattr(torch.ops.torchvision, "nms"):
         return
     for library in Path(spec.origin).parent.glob("_C*.so"):
         try:

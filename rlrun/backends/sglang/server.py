@@ -71,6 +71,8 @@ class OwnedProcess:
         code = self._process.wait()
         if self._stopping:
             return "was stopped"
+        if code < 0:  # by a signal: its log has nothing to say about it
+            return f"killed by {signal.Signals(-code).name}"
         return f"ended with code {code}; the end of its log:\n{log_tail(self.log_path)}"
 
     def stop(self, grace_s: float = 0.0) -> None:
@@ -106,10 +108,13 @@ class OwnedProcess:
         raise RunFailed(self.name, f"{summary}; the end of its log:\n{tail}", hint)
 
     def _signal(self, number: int) -> None:
+        assert self.pid is not None, f"{self.name} was not started"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _await_empty_group(self, seconds: float) -> bool:
+        assert self._process is not None, f"{self.name} was not started"
+        assert self.pid is not None
         end = time.monotonic() + seconds
         while True:
             self._process.poll()  # reaps the leader
@@ -169,7 +174,7 @@ class RouterProcess(OwnedProcess):
         super().__init__("router", Path(log_dir) / "router.log")
         self._router, self._host = router, host
         self._engines: tuple[EngineAddress, ...] = ()
-        self.url: str | None = None
+        self.url = ""
 
     def start(self, engines: Sequence[EngineAddress]) -> None:
         """Starts the process and returns at once."""

@@ -1,0 +1,92 @@
+"""A resume goes on with the same experiment, or says why not. No engines: only plans and checkpoint folders."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from rlrun.errors import RlrunError
+from rlrun.plan.build import load_plan
+from rlrun.runtime.checkpoint import CheckpointStore, RunState
+from rlrun.runtime.launch import write_plan
+from rlrun.runtime.resume import resume_plan
+
+QUICK = ["+experiment=quickstart", "num_steps=20", "algo.lr_schedule=constant"]
+
+
+class Saver:
+    def save(self, directory):
+        open(os.path.join(directory, "weights"), "w").close()
+
+    def digest(self):
+        return []
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run stopped after step 10 of 20."""
+    return stopped(tmp_path, *QUICK, "stop_after=10", step=10)
+
+
+def stopped(path, *words, step):
+    plan = load_plan([*words, f"output_dir={path}"])
+    folder = str(path / "run")
+    os.makedirs(folder)
+    write_plan(plan, folder)
+    state = RunState(step, step, 4 * step, {"epoch": 0, "position": 0, "num_prompts": 80}, plan.config_hash, None)
+    CheckpointStore(folder, 2).save(state, Saver())
+    return folder
+
+
+def code_of(run_dir, *overrides):
+    with pytest.raises(RlrunError) as caught:
+        resume_plan(run_dir, list(overrides))
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_a_stopped_run_goes_on_to_its_end_with_the_same_hash(run_dir):
+    plan, state, checkpoint = resume_plan(run_dir, [])
+    assert plan.stop_after is None
+    assert (state.step, plan.num_steps) == (10, 20)
+    assert plan.config_hash == load_plan(QUICK).config_hash
+    assert checkpoint.endswith("step_000010")
+
+
+def test_layout_tracking_and_saving_may_change(run_dir):
+    words = ["placement.gpus_per_node=2", "placement.trainer.gpus=2", "placement.trainer.tp=2"]
+    plan, _, _ = resume_plan(run_dir, [*words, "tracking.enabled=false", "checkpoint.interval=1"])
+    assert (plan.train.tp, plan.tracking, plan.checkpoint.interval) == (2, None, 1)
+
+
+def test_it_may_stop_again_but_not_where_it_already_is(run_dir):
+    assert resume_plan(run_dir, ["stop_after=15"])[0].stop_after == 15
+    assert code_of(run_dir, "stop_after=10").code == "stop-already-passed"
+
+
+def test_what_is_learned_may_not_change_and_the_keys_are_named(run_dir):
+    problem = code_of(run_dir, "algo.lr=5e-4", "algo.clip_high=0.3", "rollout.max_retries=9")
+    assert problem.code == "resume-changes-experiment"
+    assert [w.text for w in problem.where] == ["algo.clip_high: 0.2  ->  0.3", "algo.lr: 0.001  ->  0.0005"]
+
+
+def test_more_steps_are_allowed_unless_the_learning_rate_depends_on_them(run_dir, tmp_path):
+    assert resume_plan(run_dir, ["num_steps=40"])[0].num_steps == 40
+    (tmp_path / "cosine").mkdir()
+    cosine = stopped(tmp_path / "cosine", *QUICK, "algo.lr_schedule=cosine", step=10)
+    problem = code_of(cosine, "num_steps=40")
+    assert "a cosine learning rate depends on num_steps" in problem.summary
+
+
+def test_a_finished_run_says_so_and_how_to_go_on(tmp_path):
+    folder = stopped(tmp_path, *QUICK, step=20)
+    problem = code_of(folder)
+    assert problem.code == "run-finished"
+    assert "step 20 of 20" in problem.summary
+    assert resume_plan(folder, [problem.hint.split()[-1]])[0].num_steps == 40
+
+
+def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path):
+    assert code_of(str(tmp_path)).code == "no-run-there"
+    write_plan(load_plan(QUICK), str(tmp_path))
+    assert code_of(str(tmp_path)).code == "no-checkpoint"
