@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
