@@ -8,10 +8,8 @@ and seed: mean reward of the first 5 and the last 10 steps, the greedy reward on
     python benchmarks/calibrate_quickstart.py --set lr=3e-3,1e-2     # a sweep, every combination
     python benchmarks/calibrate_quickstart.py --task copy --set num_steps=30,40 --seeds 0,1
 
-What the sweeps showed (60 steps of 256 samples, digits reversed). One layer learns more surely than two. A rotary base
-of 100, not a million: six positions must be told apart. Untied embeddings: tied ones favour repeating the last token.
-A learning rate of 5e-4 to 1e-3: from 2e-3 on, some seeds settle for one digit and stay there. Four optimizer steps a
-rollout rather than two. 128 samples a step learn too, but not with every seed.
+What the sweeps showed, as the mean reward of the last 10 of 60 steps, worst of three seeds: the recipe 0.93; two layers
+0.78; tied embeddings 0.75; half the prompts a step 0.51; a learning rate of 2e-3 0.72. The rotary base does not matter.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class Recipe:
     ffn: int = 256
     vocab_size: int = 13
     tied: bool = False
-    rope_theta: float = 100.0
+    rope_theta: float = 1e6
 
 
 TASKS = {
