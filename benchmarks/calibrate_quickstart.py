@@ -9,7 +9,8 @@ and seed: mean reward of the first 5 and the last 10 steps, the greedy reward on
     python benchmarks/calibrate_quickstart.py --task copy --set num_steps=30,40 --seeds 0,1
 
 What the sweeps showed, as the mean reward of the last 10 of 60 steps, worst of three seeds: the recipe 0.93; two layers
-0.78; tied embeddings 0.75; half the prompts a step 0.51; a learning rate of 2e-3 0.72. The rotary base does not matter.
+0.78; tied embeddings 0.75; half the prompts a step 0.51; a learning rate of 2e-3 0.72 (these four with a rotary base of
+100, which alone makes no difference: 0.92).
 """
 
 from __future__ import annotations
