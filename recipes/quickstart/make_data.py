@@ -9,7 +9,7 @@ import json
 import random
 from pathlib import Path
 
-DIGITS, EVAL_ROWS, SEED = 2, 20, 0
+DIGITS, EVAL_ROWS, SEED = 2, 36, 0
 
 
 def main() -> None:

@@ -5,20 +5,13 @@ from __future__ import annotations
 
 import glob
 import importlib.metadata
-import importlib.util
 import os
 from dataclasses import replace
 
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.types import RunPlan
 
-NEEDED = {
-    "ray": "ray",
-    "torch": "torch",
-    "megatron.core": "megatron-core",
-    "sglang": "sglang",
-    "transformers": "transformers",
-}
+NEEDED = ("ray", "torch", "megatron-core", "sglang", "transformers")
 
 
 def versions() -> dict[str, str]:
@@ -32,22 +25,24 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _installed(module: str) -> bool:
+def _installed(package: str) -> bool:
+    """By the package's own record: a folder named ray below the current one would pass for a module."""
     try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
         return False
+    return True
 
 
 def check_machine(plan: RunPlan) -> None:
     """Raises RlrunError with everything this machine lacks for the plan."""
     problems = []
-    needed = dict(NEEDED)
+    needed = list(NEEDED)
     if plan.tracking is not None:
-        needed["mlflow"] = "mlflow"
+        needed.append("mlflow")
     if plan.router is not None:
-        needed["sglang_router"] = "sglang-router"
-    missing = [package for module, package in needed.items() if not _installed(module)]
+        needed.append("sglang-router")
+    missing = [package for package in needed if not _installed(package)]
     if missing:
         problems.append(
             Problem(
