@@ -19,7 +19,7 @@ from processes import SMALL, assert_nothing_left, metrics, run, start, summary, 
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
-STEPS, HALF = 6, 3
+STEPS, HALF = 20, 10
 PARITY = 1e-4
 
 
@@ -57,7 +57,7 @@ def test_a_run_finishes_says_so_and_leaves_nothing_behind(straight):
     assert found["steps"] == STEPS
     assert Path(found["checkpoint"]).is_dir()
     assert (Path(found["hf_checkpoint"]) / "model.safetensors").exists()
-    assert "Finished: quickstart, step 6 of 6" in straight.text
+    assert "Finished: quickstart, step 20 of 20" in straight.text
     assert "mlflow ui --backend-store-uri" in straight.text
     assert_nothing_left(straight)
     tracked = mlflow_run(straight)

@@ -94,7 +94,7 @@ def test_a_reference_model_is_used_exactly_when_kl_counts():
 
 def test_paths_are_absolute_and_relative_to_where_rlrun_was_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"prompt": "1", "label": 1}) + "\n" for _ in range(16)))
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"prompt": "1", "label": 1}) + "\n" for _ in range(64)))
     plan = load_plan([QUICK, "data.train.path=d.jsonl", "output_dir=out"])
     assert plan.data.train.path == str(tmp_path / "d.jsonl")
     assert plan.output_dir == str(tmp_path / "out")

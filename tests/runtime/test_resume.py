@@ -12,7 +12,7 @@ from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.launch import write_plan
 from rlrun.runtime.resume import resume_plan
 
-QUICK = ["+experiment=quickstart", "num_steps=20", "algo.lr_schedule=constant"]
+QUICK = ["+experiment=quickstart", "num_steps=20", "algo.lr=0.001", "algo.lr_schedule=constant"]
 
 
 class Saver:

@@ -56,7 +56,7 @@ class FakeEngine:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def update(self, body: dict) -> tuple[int, dict]:
         self.updates.append(body)
