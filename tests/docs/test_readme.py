@@ -1,0 +1,43 @@
+"""README says nothing that does not work. What trains is run by the engine tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli import main
+
+sys.path.insert(0, str(Path(__file__).parent))
+from readme import ROOT, commands
+
+LIGHT = [words for words in commands() if words[:2] in (["rlrun", "plan"], ["rlrun", "explain"])]
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
+def test_every_plan_and_explain_in_the_readme_works(words, capsys):
+    assert main(words[1:]) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_readme_has_all_kinds_of_commands():
+    kinds = {" ".join(words[:2]) for words in commands()}
+    assert {"make quickstart", "make test", "rlrun plan", "rlrun explain", "rlrun -m"} <= kinds
+
+
+def test_every_make_target_in_the_readme_exists():
+    text = (ROOT / "README.md").read_text() + (ROOT / ".ci" / "run").read_text()
+    named = set(re.findall(r"\bmake ([a-z][a-z-]*)", text))
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+    assert named <= targets
+    assert named
+
+
+def test_every_path_in_the_readme_exists():
+    text = (ROOT / "README.md").read_text()
+    paths = re.findall(r"\b((?:conf|recipes|rlrun|benchmarks|requirements|tests)/[\w/.]+\w)", text)
+    missing = [p for p in paths if not (ROOT / p).exists()]
+    assert paths
+    assert not missing
