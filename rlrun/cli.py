@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunFailed as e:
         from rlrun.plan.render import render_failure
 
-        print(render_failure(e), file=sys.stderr)
+        print(render_failure(e, sys.stderr), file=sys.stderr)
         return EXIT_RUN_FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -156,7 +156,7 @@ def _plan(command: Command) -> None:
 
     if not command.multirun:
         plan = load_plan(list(command.words), command.config_dir)
-        print(json.dumps(plan_document(plan), indent=1) if command.as_json else render_plan(plan))
+        print(json.dumps(plan_document(plan), indent=1) if command.as_json else render_plan(plan, sys.stdout))
         return
     from rlrun.config.load import expand_sweep
     from rlrun.runtime.sweep import plan_all, varying
@@ -166,7 +166,7 @@ def _plan(command: Command) -> None:
     if command.as_json:
         print(json.dumps([plan_document(plan) for plan in plans], indent=1))
     else:
-        print(render_sweep(plans, varying(points)))
+        print(render_sweep(plans, varying(points), sys.stdout))
 
 
 def _report(problems: Sequence[Problem], as_json: bool) -> None:

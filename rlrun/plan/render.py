@@ -40,14 +40,14 @@ class Style:
         return f"\x1b[{code}m{text}\x1b[0m" if self._on else text
 
 
-def render_problems(problems: Sequence[Problem], stream: TextIO | None = sys.stderr) -> str:
-    """All problems, then their number. `stream` is where the text will go; it decides about colour."""
+def render_problems(problems: Sequence[Problem], stream: TextIO | None = None) -> str:
+    """All problems, then their number. `stream` is where the text will go; without one there is no colour."""
     style = Style(stream)
     count = f"Found {len(problems)} error{'s' if len(problems) != 1 else ''}. Nothing was started."
     return "\n\n".join([*(_problem(p, style) for p in problems), count])
 
 
-def render_failure(error: RunFailed, stream: TextIO | None = sys.stderr) -> str:
+def render_failure(error: RunFailed, stream: TextIO | None = None) -> str:
     """A run that broke, outside of a run folder."""
     return _problem(Problem("run-failed", f"{error.part}: {error.summary}", hint=error.hint), Style(stream))
 
@@ -79,7 +79,7 @@ def _wrap(text: str, first: int) -> list[str]:
     return lines
 
 
-def render_plan(plan: RunPlan, stream: TextIO | None = sys.stdout) -> str:
+def render_plan(plan: RunPlan, stream: TextIO | None = None) -> str:
     """The plan on one screen: what runs where, batch arithmetic, weights, and what differs from the defaults."""
     style = Style(stream)
     blocks = [style.bold(_title(plan)), _rows(_processes(plan), style), _rows(_facts(plan), style)]
@@ -89,7 +89,7 @@ def render_plan(plan: RunPlan, stream: TextIO | None = sys.stdout) -> str:
     return "\n\n".join(blocks)
 
 
-def render_sweep(plans: Sequence[RunPlan], names: Sequence[str], stream: TextIO | None = sys.stdout) -> str:
+def render_sweep(plans: Sequence[RunPlan], names: Sequence[str], stream: TextIO | None = None) -> str:
     """The first point in full, then each point's difference and hash."""
     style = Style(stream)
     width = max(len(name) for name in names)

@@ -161,7 +161,7 @@ def _error_lines(outcome: Outcome, run_dir: str) -> list[str]:
     error = outcome.error
     at = f"step {outcome.step + 1} of {outcome.plan.num_steps}"
     if isinstance(error, RunFailed):
-        lines = [render_failure(error)]
+        lines = [render_failure(error, sys.stderr)]
     else:
         lines = ["interrupted; every process of the run is ended"]
     lines += ["", f"  while   {at}", f"  run     {run_dir}", f"  logs    {os.path.join(run_dir, 'logs')}"]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "docs")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 from processes import assert_nothing_left, metrics, run, summary
 from readme import commands
 
