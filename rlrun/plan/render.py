@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO

@@ -65,9 +65,10 @@ class Cluster:
         import ray
 
         began = time.monotonic()
-        address = os.environ.get("RAY_ADDRESS")
+        # Not None: that would join any Ray that somebody else has started on this machine.
+        address = os.environ.get("RAY_ADDRESS", "local")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address is None:
+        if address == "local":
             gpus = None if self.plan.device == "cuda" else 0
             options.update(include_dashboard=False, num_gpus=gpus, num_cpus=os.cpu_count())
         ray.init(address=address, **options)

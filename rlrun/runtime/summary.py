@@ -159,7 +159,7 @@ def _next_commands(outcome: Outcome, run_dir: str) -> list[str]:
 
 def _error_lines(outcome: Outcome, run_dir: str) -> list[str]:
     error = outcome.error
-    at = f"step {outcome.step + 1} of {outcome.plan.num_steps}"
+    at = f"step {outcome.step + 1} of {outcome.plan.num_steps}" if outcome.startup_s is not None else "starting"
     if isinstance(error, RunFailed):
         lines = [render_failure(error, sys.stderr)]
     else:

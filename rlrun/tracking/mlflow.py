@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlrun.errors import RunFailed
 from rlrun.tracking.base import RunStatus
 
 PARAMS_PER_CALL = 100
+METRICS_PER_CALL = 1000
 PARAM_VALUE_CHARS = 6000
 TAG_VALUE_CHARS = 5000
 
@@ -72,6 +74,8 @@ class MlflowTracker:
         run_id: str | None = None,
         parent_run_id: str | None = None,
     ):
+        self._pending: list[Any] = []
+        self._complained = False
         try:
             self._client, experiment_id = _open(uri, experiment)
             if run_id is None:
@@ -105,15 +109,30 @@ class MlflowTracker:
         self._client.log_dict(self.run_id, dict(config), "config.yaml")
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        """Sends the step's metrics. A store that does not answer costs no training: they are kept and sent with the
+        next step's, and stderr says so once."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self.run_id, metrics=[Metric(k, float(v), now, step) for k, v in values.items()])
+        self._pending += [Metric(k, float(v), now, step) for k, v in values.items()]
+        try:
+            self._flush()
+        except Exception as e:
+            if not self._complained:
+                print(f"warning: MLflow does not take metrics ({e}); they are kept and sent later", file=sys.stderr)
+            self._complained = True
+
+    def _flush(self) -> None:
+        while self._pending:
+            self._client.log_batch(self.run_id, metrics=self._pending[:METRICS_PER_CALL])
+            del self._pending[:METRICS_PER_CALL]
+        self._complained = False
 
     def tag(self, key: str, value: str) -> None:
         self._client.set_tag(self.run_id, key, value[:TAG_VALUE_CHARS])
 
     def close(self, status: RunStatus) -> None:
+        self._flush()
         self._client.set_terminated(self.run_id, status=status)
 
 

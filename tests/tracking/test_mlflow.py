@@ -75,3 +75,20 @@ def test_flatten_gives_dotted_leaves():
         "e": "{}",
         "f": "None",
     }
+
+
+def test_metrics_that_the_store_refuses_are_sent_with_the_next_step(uri, monkeypatch, capsys):
+    t = tracker(uri, {})
+    real = t._client.log_batch
+
+    def down(*args, **kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(t._client, "log_batch", down)
+    t.log(1, {"train/loss": 1.0})
+    t.log(2, {"train/loss": 2.0})
+    assert capsys.readouterr().err.count("MLflow does not take metrics (no route)") == 1
+    monkeypatch.setattr(t._client, "log_batch", real)
+    t.log(3, {"train/loss": 3.0})
+    assert [(m.step, m.value) for m in t._client.get_metric_history(t.run_id, "train/loss")] == [(1, 1), (2, 2), (3, 3)]
+    t.close("FINISHED")
