@@ -7,12 +7,15 @@ owner (`owner.py`). It fails early and with the end of its log.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -40,12 +43,15 @@ class OwnedProcess:
         self._process: subprocess.Popen | None = None
         self._stopping = False
         self._owner_fd: int | None = None
+        self._scratch: str | None = None
 
     def spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
         """Starts `command` in a session of its own, stdout and stderr into the log file."""
         assert self._process is None, f"{self.name} was started twice"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         read_end, self._owner_fd = os.pipe()
+        # SGLang leaves its sockets in the temporary folder; in one of its own they can be taken away.
+        self._scratch = tempfile.mkdtemp(prefix="rlrun-")
         try:
             with open(self.log_path, "ab") as log:
                 self._process = subprocess.Popen(
@@ -53,7 +59,7 @@ class OwnedProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**env, OWNER_FD: str(read_end)},
+                    env={**env, OWNER_FD: str(read_end), "TMPDIR": self._scratch},
                     start_new_session=True,
                     pass_fds=(read_end,),
                 )
@@ -93,6 +99,18 @@ class OwnedProcess:
         if self._owner_fd is not None:
             os.close(self._owner_fd)
             self._owner_fd = None
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Removes the scratch folder, and the shared memory that SGLang names after the sockets in it."""
+        if self._scratch is None:
+            return
+        for name in os.listdir(self._scratch):
+            for segment in glob.glob(f"/dev/shm/sglang_loads_{glob.escape(name)}_*.shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(segment)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch = None
 
     def require_alive(self, doing: str) -> None:
         """Raises RunFailed with the end of the log when the process has ended."""
