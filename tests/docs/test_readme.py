@@ -13,13 +13,27 @@ from rlrun.cli import main
 sys.path.insert(0, str(Path(__file__).parent))
 from readme import ROOT, commands
 
-LIGHT = [words for words in commands() if words[:2] in (["rlrun", "plan"], ["rlrun", "explain"])]
+OWN = ["rlrun", "plan", "--config-dir", "my_conf", "+experiment=mine"]
+LIGHT = [words for words in commands() if words[:2] in (["rlrun", "plan"], ["rlrun", "explain"]) and words != OWN]
 
 
 @pytest.mark.parametrize("words", LIGHT, ids=" ".join)
 def test_every_plan_and_explain_in_the_readme_works(words, capsys):
     assert main(words[1:]) == 0
     assert capsys.readouterr().out
+
+
+def test_the_readmes_own_experiment_plans_as_printed(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```\w+\n# (\S+)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert [name for name, _ in blocks] == ["my_rewards.py", "my_conf/experiment/mine.yaml"]
+    for name, text in blocks:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "2 + 3?", "label": "5"}\n' * 64)
+    monkeypatch.chdir(tmp_path)
+    assert OWN in commands()
+    assert main(OWN[1:]) == 0
+    assert "my_rewards:score" in capsys.readouterr().out
 
 
 def test_the_readme_has_all_kinds_of_commands():
