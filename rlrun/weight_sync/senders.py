@@ -25,6 +25,7 @@ import time
 import types
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -58,7 +59,7 @@ def make_sender(plan: SyncPlan, engines: Sequence[EngineAddress], device: str, t
     return kind[plan.backend](plan, engines, device, timeout_s)
 
 
-class Sender:
+class Sender(ABC):
     """Base of the transports. Used from one thread, of trainer rank 0 only."""
 
     def __init__(self, plan: SyncPlan, engines: Sequence[EngineAddress], device: str, timeout_s: float):
@@ -101,8 +102,9 @@ class Sender:
         """Closes the transport; the engines keep their weights."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    @abstractmethod
     def _send_bucket(self, bucket: list[tuple[str, Tensor]], fields: dict) -> None:
-        raise NotImplementedError
+        """Gives one bucket to every engine; `fields` go into the request as they are."""
 
     def _post_all(self, path: str, bodies: Sequence[dict]) -> list[Future]:
         return [
