@@ -55,6 +55,7 @@ def make_sender(plan: SyncPlan, engines: Sequence[EngineAddress], device: str, t
     or cuda; `timeout_s` is the deadline of each request and of each collective."""
     wanted = {"value": "cpu", "gloo": "cpu", "cuda_ipc": "cuda", "nccl": "cuda"}[plan.backend]
     assert wanted == device, f"{plan.backend} moves {wanted} tensors, not {device} ones"
+    kind: dict[str, Callable[..., Sender]]
     kind = {"value": ValueSender, "cuda_ipc": CudaIpcSender, "gloo": BroadcastSender, "nccl": BroadcastSender}
     return kind[plan.backend](plan, engines, device, timeout_s)
 
@@ -67,7 +68,7 @@ class Sender(ABC):
         self.plan, self.engines, self.device, self.timeout_s = plan, tuple(engines), device, timeout_s
         self._pool = ThreadPoolExecutor(max_workers=len(engines), thread_name_prefix="weight-sync")
 
-    def connect(self) -> None:
+    def connect(self) -> None:  # noqa: B027  (HTTP has nothing to open)
         """Opens the transport."""
 
     def send(
