@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,6 +79,8 @@ def start(args: list[str], output_dir: Path, log_name: str = "out.log") -> Comma
             stdin=subprocess.DEVNULL,
             env={**os.environ, MARK: mark},
             start_new_session=True,
+            # A shell that runs the tests in the background has SIGINT ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     return Command(process, mark, output_dir, log)
 
