@@ -61,6 +61,14 @@ CODES: dict[str, str] = {
         "The key was set away from its default and would do nothing, because another key switches off what it "
         "shapes. Reset it, or change the other key; both are shown."
     ),
+    "words-unreadable": (
+        "The file given as @FILE to `rlrun diff` cannot be read, or has a quote that is not closed. It holds the "
+        "words of one run as a shell would take them; # begins a comment."
+    ),
+    "plan-unreadable": (
+        "A saved plan is not JSON, or lacks what every plan has: resolved_config, config_hash and the decided "
+        "fields. `rlrun diff` reads the plan.json of a run and what `rlrun plan --json` prints."
+    ),
     # Placement
     "too-many-gpus": (
         "The run needs more GPUs (slots on cpu) than its nodes have. Colocated runs need the larger of "
@@ -228,7 +236,7 @@ CODES: dict[str, str] = {
         "A run had started and broke. The message says which part, doing what; the run folder has its logs, "
         "and `rlrun resume` goes on from the last checkpoint."
     ),
-    "no-run-there": "The folder given to `rlrun resume` is not that of a run: it has no plan.json.",
+    "no-run-there": "The folder given to `rlrun resume` or `rlrun diff` is not that of a run: it has no plan.json.",
     "no-checkpoint": (
         "The run stopped before it saved anything, so there is nothing to go on from. checkpoint.interval "
         "makes runs save earlier."
