@@ -33,8 +33,8 @@ def rows(found: Comparison, group: str) -> dict[str, tuple]:
 
 
 def test_keys_are_told_apart_by_what_they_change(words):
-    a = words("a", "algo.lr=1e-3", "# a remark", "rollout.stop=[x,y] num_steps=8")
-    b = words("b", "algo.lr=2e-3", "timeouts.sync_s=7", "num_steps=8 rollout.stop=[x,y]")
+    a = words("a", "algo.lr=1e-3", "# a remark", '\'rollout.stop=["1","2"]\' num_steps=8')
+    b = words("b", "algo.lr=2e-3", "timeouts.sync_s=7", 'num_steps=8 \'rollout.stop=["1","2"]\'')
     found = diff([a, b])
     assert rows(found, "semantic") == {"algo.lr": (1e-3, 2e-3)}
     assert rows(found, "other") == {"timeouts.sync_s": (600.0, 7)}
@@ -76,9 +76,9 @@ def test_a_group_that_one_side_lacks_is_told_by_its_keys(words):
 
 
 def test_arguments_of_the_reward_are_compared_one_by_one(words, tmp_path):
-    (tmp_path / "scores.py").write_text("def f(prompt, text, label, low=0, high=1): return 1.0\n")
-    a = words("a", "reward.function=scores:f 'reward.arguments={low: 1, high: 2}'")
-    b = words("b", "reward.function=scores:f 'reward.arguments={low: 1, high: 3}'")
+    (tmp_path / "diff_scores.py").write_text("def f(prompt, text, label, low=0, high=1): return 1.0\n")
+    a = words("a", "reward.function=diff_scores:f 'reward.arguments={low: 1, high: 2}'")
+    b = words("b", "reward.function=diff_scores:f 'reward.arguments={low: 1, high: 3}'")
     assert rows(diff([a, b]), "semantic") == {"reward.arguments.high": (2, 3)}
 
 
