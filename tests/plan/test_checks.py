@@ -255,7 +255,6 @@ CASES = [
     Case("inactive-key", [QUICK, "placement.num_nodes=2"], ["placement.num_nodes=1"]),
     Case("inactive-key", [BIG, SPLIT, "placement.num_nodes=3"], ["placement.num_nodes=1"]),
     Case("inactive-key", [QUICK, "eval.max_prompts=37"], ["eval.max_prompts=36"]),
-    Case("inactive-key", [BIG, "eval.before_train=false"], ["eval.before_train=true"]),
     Case("unknown-character", [QUICK, "rollout.stop=[end]"], ["rollout.stop=[]"]),
     Case(
         "heads-indivisible",

@@ -83,7 +83,7 @@ def evaluation(c: Context) -> Iterator[Problem]:
             hint = f"set eval.interval to {max(1, c.config.num_steps // 10)}, or data.eval to null"
             summary = "data.eval is never used: evaluation is switched off"
             yield c.problem("inactive-key", summary, "data.eval.path", "eval.interval", hint=hint)
-        for key in ("before_train", "samples_per_prompt", "temperature", "max_prompts"):
+        for key in ("samples_per_prompt", "temperature", "max_prompts"):
             if c.changed(f"eval.{key}"):
                 yield _inactive(c, f"eval.{key}", "shapes an evaluation that is switched off", "eval.interval")
     elif e.temperature == 0 and e.samples_per_prompt > 1:
