@@ -14,23 +14,31 @@ from dataclasses import dataclass
 
 from rlrun.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError, RunFailed, Where
 
-VERBS = ("run", "plan", "explain", "resume")
+VERBS = ("run", "plan", "explain", "diff", "schema", "resume")
 
 HELP = """\
 Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
        rlrun explain KEY|CODE [+experiment=NAME ...]
+       rlrun diff A B
+       rlrun schema [GROUP]
        rlrun resume RUN_DIR [key=value ...]
 
   run      validate, launch and train (default); -m runs every point of key=a,b
   plan     show what run would do; starts nothing, needs no GPU
   explain  say what a key means, its value here and who set it, or what an error code means
+  diff     say what differs between A and B, each the name of an experiment, the folder or plan.json
+           of a run, or @FILE with words such as +experiment=quickstart algo.lr=1e-4
+  schema   print a JSON Schema of the files in conf/experiment (or of those in conf/GROUP), for editors
   resume   go on with a run that stopped, from its newest checkpoint
 
   -m, --multirun     a sweep: key=a,b  key=range(1,4)  group=x,y
   --config-dir DIR   also look for groups and experiments in DIR, which has the shape of conf/
-  --json             plan: print the plan, or the problems, as JSON
+  --json             plan, diff: print the result, or the problems, as JSON
   -h, --help         show this text
   --version          show the version
+
+An editor that runs the YAML language server completes and checks keys after `rlrun schema > rlrun.schema.json`
+and the line `# yaml-language-server: $schema=/path/to/rlrun.schema.json` in a file.
 
 """
 
@@ -103,12 +111,18 @@ def parse(arguments: Sequence[str]) -> Command:
 
 def _refuse_idle_flags(command: Command) -> None:
     """Flags that the verb would ignore, and operands that it needs."""
-    if command.as_json and command.verb != "plan":
-        raise _usage(f"--json belongs to plan, not to {command.verb}", "--json", "leave it out")
+    if command.as_json and command.verb not in ("plan", "diff"):
+        raise _usage(f"--json belongs to plan and diff, not to {command.verb}", "--json", "leave it out")
     if command.multirun and command.verb not in ("run", "plan"):
         raise _usage(f"-m belongs to run and plan, not to {command.verb}", "-m", "leave it out")
-    if command.verb == "resume" and command.config_dir is not None:
-        raise _usage("resume reads the run's own folder", "--config-dir", "leave --config-dir out")
+    if command.verb in ("resume", "schema") and command.config_dir is not None:
+        reads = {"resume": "resume reads the run's own folder", "schema": "the schema is the same for every folder"}
+        raise _usage(reads[command.verb], "--config-dir", "leave --config-dir out")
+    if command.verb == "diff" and len(command.words) != 2:
+        hint = "write rlrun diff A B; changed keys go into a file of words, @FILE"
+        raise _usage(f"diff compares two things, and got {len(command.words)}", " ".join(command.words), hint)
+    if command.verb == "schema" and len(command.words) > 1:
+        raise _usage("schema takes one group", " ".join(command.words), "write rlrun schema GROUP")
     if command.verb in ("resume", "explain") and (not command.words or "=" in command.words[0]):
         operand = {"resume": "RUN_DIR", "explain": "KEY or CODE"}[command.verb]
         raise _usage(f"{command.verb} needs {operand}", command.verb, f"write rlrun {command.verb} {operand} ...")
@@ -131,6 +145,15 @@ def _run(command: Command) -> int:
         print(explain(command.words[0], command.words[1:], command.config_dir))
     elif command.verb == "plan":
         _plan(command)
+    elif command.verb == "diff":
+        from rlrun.plan.diff import diff, diff_document, render_diff
+
+        found = diff(command.words, command.config_dir)
+        print(json.dumps(diff_document(found), indent=1) if command.as_json else render_diff(found, sys.stdout))
+    elif command.verb == "schema":
+        from rlrun.config.json_schema import json_schema
+
+        print(json.dumps(json_schema(*command.words), indent=1, ensure_ascii=False))
     elif command.verb == "resume":
         from rlrun.runtime.launch import resume
 

@@ -21,6 +21,8 @@ from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
 
 EOS = 2
+STEP_SIZE = 20.0
+"""Times the learning rate: plain gradient descent on a table of logits, where the real trainer has AdamW."""
 
 
 class FakeEngine:
@@ -107,7 +109,7 @@ class FakeTrainer:
         )
         (gradient,) = torch.autograd.grad(loss, self._table)
         with torch.no_grad():
-            self._table -= algo.optimizer.lr * gradient
+            self._table -= STEP_SIZE * algo.optimizer.lr * gradient
         self._steps += 1
         values = {name: float(value) for name, value in metrics.items()}
         return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": algo.optimizer.lr, "entropy": 0.0})

@@ -154,6 +154,7 @@ _OTHER_NAMES = {
 }
 
 _PATTERNS = {
-    r"^[\w.-]+$": "of letters, digits, `_`, `.` and `-`",
+    r"\S": "not empty",
+    r"^\w[\w.-]*$": "of letters, digits, `_`, `.` and `-` that does not begin with `.` or `-`",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "such as package.module:name",
 }

@@ -53,7 +53,8 @@ def load(words: Sequence[str], config_dir: str | None = None) -> Loaded:
         config_dir = None
     groups = Groups(config_dir)
     chosen = [o for o in overrides if _is_choice(o, groups)]
-    composition = groups.compose(chosen)
+    problems += _chosen_twice(chosen)
+    composition = groups.compose(list({o.key_or_group: o for o in chosen}.values()))
     problems += composition.problems
     _apply([o for o in overrides if o not in chosen], composition, groups, problems)
     experiment = composition.choices.get("experiment")
@@ -135,6 +136,23 @@ def _choice_problem(override: Override) -> Problem:
     word = override.input_line or ""
     summary = f"`{word}` chooses a file, and a run that exists keeps its files"
     return Problem("choice-not-possible", summary, (Where(COMMAND_LINE, word),), hint="set single keys: key=value")
+
+
+def _chosen_twice(choices: Sequence[Override]) -> list[Problem]:
+    """Hydra would take the last one without a word."""
+    words: dict[str, list[str]] = {}
+    for choice in choices:
+        words.setdefault(choice.key_or_group, []).append(choice.input_line or "")
+    return [
+        Problem(
+            "chosen-twice",
+            f"{group} is chosen {len(given)} times",
+            tuple(Where(COMMAND_LINE, word) for word in given),
+            hint=f"keep one of {', '.join(given)}; -m with {group}=a,b runs each",
+        )
+        for group, given in words.items()
+        if len(given) > 1
+    ]
 
 
 def _is_choice(override: Override, groups: Groups) -> bool:

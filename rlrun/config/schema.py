@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+NotEmpty = Annotated[str, Field(pattern=r"\S")]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 NOT_SEMANTIC: dict[str, Any] = {"semantic": False}
@@ -98,7 +99,7 @@ class AlgoConfig(Section):
     """Weight of the KL penalty to the reference model (the initial weights) in the loss; 0 loads no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "low_var"] = "low_var"
     """Estimator of that KL, from the sampled tokens. low_var is k3 clamped to [-10, 10]."""
-    lr: Annotated[float, Field(gt=0)] = 1e-6
+    lr: Annotated[float, Field(gt=0, le=1)] = 1e-6
     """Peak learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up, over all optimizer steps of the run."""
@@ -287,9 +288,9 @@ class CheckpointConfig(Section):
 class TrackingConfig(Section):
     enabled: bool = True
     """Log to MLflow."""
-    uri: str | None = None
+    uri: NotEmpty | None = None
     """MLflow tracking URI; null is a sqlite file in `output_dir`."""
-    experiment: str | None = None
+    experiment: NotEmpty | None = None
     """MLflow experiment; null is the run's name."""
 
 
@@ -311,15 +312,15 @@ class TimeoutsConfig(Section):
 class RunConfig(Section):
     """A whole experiment."""
 
-    name: str = Field(pattern=r"^[\w.-]+$", json_schema_extra=NOT_SEMANTIC)
+    name: str = Field(pattern=r"^\w[\w.-]*$", json_schema_extra=NOT_SEMANTIC)
     """Name of the experiment: folder, MLflow experiment."""
-    seed: NonNegative = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     """Seed of initial weights, data order, sampling and dropout."""
     num_steps: Positive = 100
     """Steps of the loop: generate, train, publish."""
     stop_after: Positive | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
     """Save and stop cleanly when this step is done; `rlrun resume` goes on."""
-    output_dir: str = Field(default="runs", json_schema_extra=NOT_SEMANTIC)
+    output_dir: NotEmpty = Field(default="runs", json_schema_extra=NOT_SEMANTIC)
     """Folder of run folders: a run writes <output_dir>/<name>/<time>."""
     model: ModelConfig
     algo: AlgoConfig

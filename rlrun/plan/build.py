@@ -7,7 +7,7 @@ import json
 import os
 import types
 from collections.abc import Sequence
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from rlrun.config.keys import all_keys
 from rlrun.config.schema import RunConfig
@@ -38,6 +38,9 @@ from rlrun.plan.types import (
     TrainPlan,
 )
 
+if TYPE_CHECKING:
+    from rlrun.config.load import Loaded
+
 CONTEXT_MARGIN = 8
 """Tokens an engine allows beyond prompt and response; SGLang refuses a request that fills its context exactly."""
 
@@ -48,17 +51,18 @@ def load_plan(overrides: Sequence[str], config_dir: str | None = None) -> RunPla
     """Words such as `+experiment=quickstart algo.lr=1e-6` -> the plan. Raises RlrunError with every problem."""
     from rlrun.config.load import load
 
-    return _plan(load(overrides, config_dir))
+    return plan_of(load(overrides, config_dir))
 
 
 def replan(plan: RunPlan, overrides: Sequence[str], origin: str = "plan.json") -> RunPlan:
     """The plan of a run that exists with new `key=value` words, for resume. Raises RlrunError with every problem."""
     from rlrun.config.load import reload
 
-    return _plan(reload(plan.resolved_config, origin, overrides, plan.experiment))
+    return plan_of(reload(plan.resolved_config, origin, overrides, plan.experiment))
 
 
-def _plan(loaded: Any) -> RunPlan:
+def plan_of(loaded: Loaded) -> RunPlan:
+    """The plan of a configuration that was read. Raises RlrunError with its problems and those of the rules."""
     context = Context(loaded.config, loaded.origins)
     problems = [*loaded.problems, *run_checks(context)]
     if problems:

@@ -22,6 +22,10 @@ CODES: dict[str, str] = {
         "`rlrun resume` goes on with a stored configuration, so groups and experiments can no longer be "
         "chosen: that would replace many keys at once. Set the single keys that should differ."
     ),
+    "chosen-twice": (
+        "The command line chooses a group or experiment more than once. The later choice would replace the earlier one "
+        "with all its keys. A single key may be given twice: the last one counts, as in any shell script."
+    ),
     "config-dir-not-found": (
         "The folder given with --config-dir does not exist. It has the shape of conf/: a folder for each "
         "group, e.g. my_conf/experiment/first_try.yaml."
@@ -61,11 +65,23 @@ CODES: dict[str, str] = {
         "The key was set away from its default and would do nothing, because another key switches off what it "
         "shapes. Reset it, or change the other key; both are shown."
     ),
+    "words-unreadable": (
+        "The file given as @FILE to `rlrun diff` cannot be read, or has a quote that is not closed. It holds the "
+        "words of one run as a shell would take them; # begins a comment."
+    ),
+    "plan-unreadable": (
+        "A saved plan is not JSON, or lacks what every plan has: resolved_config, config_hash and the decided "
+        "fields. `rlrun diff` reads the plan.json of a run and what `rlrun plan --json` prints."
+    ),
     # Placement
     "too-many-gpus": (
         "The run needs more GPUs (slots on cpu) than its nodes have. Colocated runs need the larger of "
         "placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this check "
         "Ray would wait for ever."
+    ),
+    "too-few-samples": (
+        "A data-parallel replica of the trainer, or an engine, would have no sample to work on in any step, and its "
+        "GPUs would be held for nothing. Raise the batch, or ask for fewer GPUs."
     ),
     "trainer-indivisible": (
         "A replica of the model takes tp x pp x cp GPUs, and the trainer's GPUs hold a whole number of "
@@ -161,6 +177,10 @@ CODES: dict[str, str] = {
         "The YAML describes another model than the folder holds: choose the matching model=..., or correct "
         "the fields."
     ),
+    "heads-indivisible": (
+        "Each key/value head serves the same number of query heads, so num_key_value_heads has to divide "
+        "num_attention_heads; and head_dim is even, because the rotary embedding turns its columns in pairs."
+    ),
     "alphabet-repeats": "Each character of model.alphabet is one token, so it may occur once.",
     "vocab-mismatch": (
         "A random model has a tokenizer of three special tokens and the characters of model.alphabet, and "
@@ -173,6 +193,18 @@ CODES: dict[str, str] = {
         "model.alphabet (and to architecture.vocab_size), or change the prompts."
     ),
     # Files, reward, ports
+    "output-dir-unusable": (
+        "The run folder cannot be made below output_dir: a part of the path is a file, or a folder that may not be "
+        "written to. A run would end before its first step."
+    ),
+    "unexpanded-variable": (
+        "A path contains $NAME. rlrun expands ~, and leaves $NAME to the shell: inside single quotes or a YAML "
+        "file it would name a folder called `$NAME`. YAML says ${oc.env:NAME}."
+    ),
+    "tracking-uri": (
+        "tracking.uri is an address that no MLflow store in this environment understands. It is a database "
+        "(sqlite:///mlflow.db), a server (http://host:5000), or databricks."
+    ),
     "file-not-found": ("A data file cannot be opened. Relative paths begin at the folder in which rlrun was started."),
     "malformed-jsonl": (
         "A data file is JSONL: every line is one JSON object with the field data.*.prompt_key (a text, or a "
@@ -228,7 +260,7 @@ CODES: dict[str, str] = {
         "A run had started and broke. The message says which part, doing what; the run folder has its logs, "
         "and `rlrun resume` goes on from the last checkpoint."
     ),
-    "no-run-there": "The folder given to `rlrun resume` is not that of a run: it has no plan.json.",
+    "no-run-there": "The folder given to `rlrun resume` or `rlrun diff` is not that of a run: it has no plan.json.",
     "no-checkpoint": (
         "The run stopped before it saved anything, so there is nothing to go on from. checkpoint.interval "
         "makes runs save earlier."

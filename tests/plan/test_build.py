@@ -117,7 +117,7 @@ WORDS = st.fixed_dictionaries(
         "algo.lr": st.floats(1e-9, 1.0),
         "algo.group_size": st.integers(2, 64),
         "algo.kl_coef": st.floats(0, 1),
-        "rollout.stop": st.sampled_from(["[]", "[a]", "['x y','\\'']"]),
+        "rollout.stop": st.sampled_from(["[]", "['1']", "['0 1','2']"]),
         "reward.arguments": st.sampled_from(["{}"]),
         "tracking.enabled": st.booleans(),
         "checkpoint.interval": st.one_of(st.just("null"), st.integers(1, 9)),

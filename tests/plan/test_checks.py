@@ -236,6 +236,32 @@ CASES = [
     ),
     Case("kv-cache-unset", [QUICK, "rollout.sglang.max_total_tokens=null"], ["rollout.sglang.max_total_tokens=65536"]),
     Case("kv-cache-too-small", [QUICK, "rollout.sglang.max_total_tokens=24"], ["rollout.sglang.max_total_tokens=56"]),
+    Case("chosen-twice", [QUICK, "placement=cpu_tp2", "placement=cpu_dp2"]),
+    Case("chosen-twice", [QUICK, BIG]),
+    Case(
+        "output-dir-unusable",
+        [QUICK, "output_dir=results/mine"],
+        ["output_dir=elsewhere"],
+        prepare=user_file("results", "a file"),
+    ),
+    Case("unexpanded-variable", [QUICK, "output_dir=$SCRATCH/runs"], ["output_dir=${oc.env:HOME}/runs"]),
+    Case("tracking-uri", [QUICK, "tracking.uri=localhost:5000"], ["tracking.uri=http://localhost:5000"]),
+    Case("too-few-samples", [BIG, "algo.groups_per_step=1", "algo.group_size=2"], ["algo.groups_per_step=2"]),
+    Case(
+        "too-few-samples",
+        [BIG, "algo.prompts_per_rollout=1", "algo.groups_per_step=1", "algo.group_size=4"],
+        ["algo.prompts_per_rollout=2"],
+    ),
+    Case("inactive-key", [QUICK, "placement.num_nodes=2"], ["placement.num_nodes=1"]),
+    Case("inactive-key", [BIG, SPLIT, "placement.num_nodes=3"], ["placement.num_nodes=1"]),
+    Case("inactive-key", [QUICK, "eval.max_prompts=37"], ["eval.max_prompts=36"]),
+    Case("unknown-character", [QUICK, "rollout.stop=[end]"], ["rollout.stop=[]"]),
+    Case(
+        "heads-indivisible",
+        [QUICK, "model.architecture.num_key_value_heads=3"],
+        ["model.architecture.num_key_value_heads=2"],
+    ),
+    Case("heads-indivisible", [QUICK, "model.architecture.head_dim=31"], ["model.architecture.head_dim=32"]),
     Case("alphabet-repeats", [QUICK, "model.alphabet=0123456789a0"]),
     Case("vocab-mismatch", [QUICK, "model.alphabet=0123456789"], ["model.architecture.vocab_size=13"]),
     Case("context-too-long", [QUICK, "rollout.max_response_tokens=512"], ["rollout.max_response_tokens=496"]),
@@ -352,6 +378,7 @@ def test_every_code_in_the_source_is_documented_and_every_documented_one_is_rais
 
 def test_every_code_of_configuration_plan_and_command_line_is_triggered_here(tmp_path):
     elsewhere = {"port-in-use", "bad-usage", "choice-not-possible"}
+    elsewhere |= {"no-run-there", "words-unreadable", "plan-unreadable"}  # test_diff.py
     ours = (raised_codes("config", "plan", "cli.py") | {"wrong-type", "not-allowed"}) - {"run-failed"}
     assert ours - {case.code for case in CASES} - elsewhere == set()
 

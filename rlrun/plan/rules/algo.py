@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from collections.abc import Iterator
 
 from rlrun.config.keys import all_keys
@@ -9,6 +11,9 @@ from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
 from rlrun.plan.placement import divisors, one_of
+
+MLFLOW_SCHEMES = ("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql", "databricks")
+"""Of mlflow.tracking.registry and mlflow.store.db: what `tracking.uri` may begin with."""
 
 
 def optimizer_steps(c: Context) -> int:
@@ -105,6 +110,21 @@ def tracking(c: Context) -> Iterator[Problem]:
         for key in ("tracking.uri", "tracking.experiment"):
             if c.changed(key):
                 yield _inactive(c, key, "names a place for results that are not logged", "tracking.enabled")
+        return
+    uri = c.config.tracking.uri
+    scheme = re.match(r"([A-Za-z][\w+.-]*):", uri or "")
+    if uri is not None and scheme is not None and not _is_store(scheme.group(1)):
+        known = "sqlite:///mlflow.db, http://host:5000 or null"
+        is_host = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
+        hint = f"set tracking.uri to http://{uri}" if is_host else f"set tracking.uri to an address such as {known}"
+        yield c.problem("tracking-uri", f"MLflow has no store for `{uri}`", "tracking.uri", hint=hint)
+
+
+def _is_store(scheme: str) -> bool:
+    """Whether MLflow, or a plug-in of it that is installed, knows such addresses."""
+    if scheme.split("+")[0] in MLFLOW_SCHEMES:
+        return True
+    return any(plugin.name == scheme for plugin in importlib.metadata.entry_points(group="mlflow.tracking_store"))
 
 
 def router(c: Context) -> Iterator[Problem]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
 
+from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.dataset import foreign_characters
@@ -34,6 +36,11 @@ def eval_data(c: Context) -> Iterator[Problem]:
     rows = c.rows("eval")
     if rows is not None and rows.error is None and rows.num_rows == 0:
         yield c.problem("dataset-too-small", "there is no row to evaluate on", "data.eval.path", hint="fill the file")
+    most = c.config.eval.max_prompts
+    if most is not None and rows is not None and 0 < rows.num_rows < most and c.config.eval.interval is not None:
+        summary = f"the first {most} prompts are more than the {rows.num_rows} there are"
+        hint = f"set eval.max_prompts to null, or to at most {rows.num_rows}"
+        yield c.problem("inactive-key", summary, "eval.max_prompts", "data.eval.path", hint=hint)
 
 
 def _dataset(c: Context, name: str) -> Iterator[Problem]:
@@ -73,6 +80,44 @@ def system_prompt(c: Context) -> Iterator[Problem]:
             summary = f"the system prompt contains {unknown!r}, which model.alphabet does not have"
             keys = ("data.system_prompt", "model.alphabet")
             yield c.problem("unknown-character", summary, *keys, hint="set data.system_prompt to null")
+
+
+def stop_texts(c: Context) -> Iterator[Problem]:
+    """A stop text that a character-level model cannot write would stop nothing."""
+    m = c.config.model
+    unknown = foreign_characters("".join(c.config.rollout.stop), m.alphabet or "")
+    if m.init == "random" and m.alphabet and unknown:
+        summary = f"rollout.stop contains {unknown!r}, which model.alphabet does not have"
+        keys = ("rollout.stop", "model.alphabet")
+        yield c.problem("unknown-character", summary, *keys, hint="remove that text from rollout.stop")
+
+
+def output_dir(c: Context) -> Iterator[Problem]:
+    """The nearest folder that exists has to take the run folder."""
+    path = os.path.join(absolute(c.config.output_dir), c.config.name)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        summary = f"{_short(path)} is a file, and the run folder would lie below it"
+    elif not os.access(path, os.W_OK | os.X_OK):
+        summary = f"the folder {_short(path)} may not be written to"
+    else:
+        return
+    yield c.problem("output-dir-unusable", summary, "output_dir", hint="set output_dir to a folder you can write to")
+
+
+def unexpanded(c: Context) -> Iterator[Problem]:
+    """$NAME that the shell was meant to replace."""
+    for key in ("output_dir", "model.path", "data.train.path", "data.eval.path", "tracking.uri"):
+        try:
+            value = c.value(key)
+        except Unreadable:
+            continue
+        variable = re.search(r"\$\{?([A-Za-z_]\w*)", value or "")
+        if variable:
+            summary = f"{key} contains {variable.group()}, and only the shell replaces that"
+            hint = f"set {key} to '{value.replace(variable.group(), f'${{oc.env:{variable.group(1)}}}')}'"
+            yield c.problem("unexpanded-variable", summary, key, hint=hint.replace("}}", "}"))
 
 
 def reward(c: Context) -> Iterator[Problem]:
@@ -150,4 +195,4 @@ def _nearby(path: str, key: str) -> str:
     return f"set {key} to a JSONL file; relative paths begin at {os.getcwd()}"
 
 
-RULES = (train_data, eval_data, system_prompt, reward, free_ports)
+RULES = (train_data, eval_data, system_prompt, stop_texts, output_dir, unexpanded, reward, free_ports)

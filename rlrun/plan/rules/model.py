@@ -11,6 +11,7 @@ from pathlib import Path
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.context import Context
 from rlrun.plan.model_spec import read_architecture
+from rlrun.plan.placement import divisors, one_of
 
 SPECIAL_TOKENS = 3
 """The tokenizer of a random model has <|endoftext|>, <|im_start|>, <|im_end|> and then the alphabet."""
@@ -109,6 +110,20 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def heads(c: Context) -> Iterator[Problem]:
+    """Grouped-query attention and the rotary embedding, which turns pairs of a head's columns."""
+    spec, prefix = c.spec, "model.architecture"
+    if spec.num_heads % spec.num_kv_heads:
+        summary = f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} key/value heads equally"
+        keys = (f"{prefix}.num_key_value_heads", f"{prefix}.num_attention_heads")
+        hint = f"set {prefix}.num_key_value_heads to {one_of(divisors(spec.num_heads))}"
+        yield c.problem("heads-indivisible", summary, *keys, hint=hint)
+    if spec.head_dim % 2:
+        summary = f"the rotary embedding turns pairs of columns, and a head has {spec.head_dim}"
+        hint = f"set {prefix}.head_dim to {spec.head_dim + 1}"
+        yield c.problem("heads-indivisible", summary, f"{prefix}.head_dim", hint=hint)
+
+
 def context_length(c: Context) -> Iterator[Problem]:
     r, limit = c.config.rollout, c.spec.max_position_embeddings
     total = r.max_prompt_tokens + r.max_response_tokens
@@ -120,4 +135,4 @@ def context_length(c: Context) -> Iterator[Problem]:
         yield c.problem("context-too-long", summary, *keys, hint=hint)
 
 
-RULES = (source, alphabet, readable, architecture, context_length)
+RULES = (source, alphabet, readable, architecture, heads, context_length)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.placement import divisors, engine_slots, one_of, slots_needed
+from rlrun.plan.placement import data_parallel, divisors, engine_slots, one_of, slots_needed
 
 TRAINER, ROLLOUT = "placement.trainer", "placement.rollout"
 
@@ -34,6 +34,40 @@ def enough_gpus(c: Context) -> Iterator[Problem]:
         keys = (f"{TRAINER}.gpus", f"{ROLLOUT}.gpus", "placement.num_nodes", "placement.gpus_per_node")
         summary = f"the run needs {need} GPUs ({how}) and the nodes have {have}"
         yield c.problem("too-many-gpus", summary, *keys, hint=hint)
+
+
+def idle_nodes(c: Context) -> Iterator[Problem]:
+    """Nodes that the run would hold and never use."""
+    p, key = c.config.placement, "placement.num_nodes"
+    if p.num_nodes == 1:
+        return
+    need = slots_needed(p)
+    used = -(-need // p.gpus_per_node)
+    if p.device == "cpu":
+        summary = "slots on cpu are processes of one machine"
+        hint = f"set {key} to 1, and placement.gpus_per_node to {need}"
+        yield c.problem("inactive-key", summary, key, "placement.device", hint=hint)
+    elif used < p.num_nodes:
+        summary = f"the run's {need} GPUs are on {used} of {p.num_nodes} nodes, and the rest would do nothing"
+        keys = (key, "placement.gpus_per_node", f"{TRAINER}.gpus", f"{ROLLOUT}.gpus")
+        yield c.problem("inactive-key", summary, *keys, hint=f"set {key} to {used}, or ask for more GPUs")
+
+
+def enough_samples(c: Context) -> Iterator[Problem]:
+    """Trainer replicas and engines that would get nothing to do in any step."""
+    a, p = c.config.algo, c.config.placement
+    dp, engines = data_parallel(p), p.rollout.gpus // p.rollout.gpus_per_engine
+    step, rollout = a.groups_per_step * a.group_size, a.prompts_per_rollout * a.group_size
+    if step < dp:
+        summary = f"an optimizer step has {step} samples for {dp} data-parallel replicas of the trainer"
+        keys = ("algo.groups_per_step", "algo.group_size", f"{TRAINER}.gpus")
+        hint = f"set algo.groups_per_step to {-(-dp // a.group_size)} or more"
+        yield c.problem("too-few-samples", summary, *keys, hint=hint)
+    if rollout < engines:
+        summary = f"a rollout has {rollout} samples for {engines} engines"
+        keys = ("algo.prompts_per_rollout", "algo.group_size", f"{ROLLOUT}.gpus")
+        hint = f"set algo.prompts_per_rollout to {-(-engines // a.group_size)} or more"
+        yield c.problem("too-few-samples", summary, *keys, hint=hint)
 
 
 def engines_divisible(c: Context) -> Iterator[Problem]:
@@ -185,6 +219,8 @@ def kv_cache(c: Context) -> Iterator[Problem]:
 RULES = (
     trainer_divisible,
     enough_gpus,
+    idle_nodes,
+    enough_samples,
     engines_divisible,
     engine_within_node,
     trainer_tp,

@@ -1,0 +1,65 @@
+"""The schema of `rlrun.config.schema` as JSON Schema, for editors that check and complete YAML while it is typed.
+
+Describes what a file under conf/ may say, which is less strict than what a run needs: a file sets some of the keys, so
+none is required; `defaults` is Hydra's; and a `${...}` may stand for any value.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from rlrun.config.keys import section_of
+from rlrun.config.origin import COMMAND_LINE
+from rlrun.config.schema import RunConfig, Section
+from rlrun.errors import Problem, RlrunError, Where
+
+DIALECT = "http://json-schema.org/draft-07/schema#"
+"""The newest one that every YAML language server knows."""
+
+INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}"}
+
+
+def json_schema(group: str | None = None) -> dict[str, Any]:
+    """JSON Schema (draft 7) of a file in conf/experiment, or in conf/<group> for a group such as `model`.
+
+    Raises RlrunError (unknown-option) when there is no such group.
+    """
+    sections = {name: s for name, f in RunConfig.model_fields.items() if (s := section_of(f.annotation)) is not None}
+    whole = group in (None, "experiment", "placement")  # whose files begin with `# @package _global_`
+    if not whole and group not in sections:
+        close = difflib.get_close_matches(str(group), sections, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"the groups are experiment, {', '.join(sections)}"
+        where = (Where(COMMAND_LINE, f"schema {group}"),)
+        raise RlrunError(Problem("unknown-option", f"there is no group `{group}`", where, hint))
+    section: type[Section] = RunConfig if whole else sections[str(group)]
+    schema = _for_files(section.model_json_schema())
+    hydra = {"type": "array", "description": "Hydra's defaults list: the group options this file starts from."}
+    schema["properties"] = {"defaults": hydra, **schema["properties"]}
+    kind = "experiment" if whole else group
+    return {"$schema": DIALECT, "title": f"rlrun {kind}", **schema}
+
+
+def _for_files(node: Any) -> Any:
+    """Without what pydantic adds for itself, without `required`, and with `${...}` allowed for every value."""
+    if not isinstance(node, dict):
+        return node
+    kept: dict[str, Any] = {}
+    for name, value in node.items():
+        if name == "properties":
+            kept[name] = {key: _value(_for_files(inner)) for key, inner in value.items()}
+        elif name == "$defs":
+            kept[name] = {key: _for_files(inner) for key, inner in value.items()}
+        elif name == "description":
+            kept[name] = " ".join(value.split())
+        elif name not in ("title", "required", "semantic"):
+            kept[name] = value
+    return kept
+
+
+def _value(schema: dict[str, Any]) -> dict[str, Any]:
+    """A property that may also be written as `${...}`; plain texts can be anyway."""
+    outside: dict[str, Any] = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    if schema == {"type": "string"}:
+        return {**schema, **outside}
+    return {"anyOf": [*schema.get("anyOf", [schema]), dict(INTERPOLATION)], **outside}
