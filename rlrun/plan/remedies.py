@@ -61,10 +61,10 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         fraction, layout = _smaller_fraction(m)
         yield "rollout.sglang.mem_fraction_static", fraction, layout
     if m.max_tokens is not None and m.max_tokens > m.sample_tokens:
-        cap = max(m.sample_tokens, m.max_tokens // 2)
+        cap = _halved(m.max_tokens, m.sample_tokens, lambda size: estimate(replace(m, max_tokens=size)))
         yield "trainer.max_tokens_per_gpu", cap, replace(m, max_tokens=cap)
     if m.micro_batch_size is not None and m.micro_batch_size > 1:
-        size = m.micro_batch_size // 2
+        size = _halved(m.micro_batch_size, 1, lambda size: estimate(replace(m, micro_batch_size=size)))
         yield "trainer.micro_batch_size", size, replace(m, micro_batch_size=size)
     if not m.recompute:
         yield "trainer.recompute", "full", replace(m, recompute=True)
@@ -74,6 +74,15 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)
         yield "placement.trainer.pp", 2 * m.pp, replace(m, pp=2 * m.pp, dp=m.dp // 2)
     yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp, replace(m, engine_tp=2 * m.engine_tp)
+
+
+def _halved(size: int, least: int, memory: Callable[[int], MemoryPlan]) -> int:
+    """`size` halved until the run fits, at least `least`."""
+    while size > least:
+        size = max(least, size // 2)
+        if memory(size).verdict != "does not fit":
+            break
+    return size
 
 
 def _smaller_fraction(m: Layout) -> tuple[float, Layout | None]:
