@@ -10,9 +10,11 @@ optimizer divides over dp x cp for what is not an expert and over the ranks that
 reference model is another b*P. Context parallelism divides no weights.
 
 Activations follow what `rlrun.backends.megatron` keeps, which is more than fused kernels would: every norm keeps a
-float32 copy beside its output. Logits never exist as a whole, not even in one micro-batch: they are made in pieces of
-1024 rows and recomputed backwards, so their peak does not grow with t and is far below the t*V*8 bytes of an unchunked
-loss. The other families' layers (MLA, gated delta net, experts) use the closed forms for fused kernels. Expect +-20 %.
+float32 copy beside its output, and the MLP five tensors of its width. For dense Qwen3 this list was compared with what
+autograd saves, tensor by tensor (on a CPU, where a norm keeps a second copy that CUDA's fused kernel does not). Latent
+attention and gated delta nets use the closed forms for fused kernels. Logits never exist as a whole, not even in one
+micro-batch: they are made in pieces of 1024 rows and recomputed backwards, so their peak does not grow with t and is
+far below the t*V*8 bytes of an unchunked loss. Expect +-20 %.
 
 SGLang: weights and KV cache together get `mem_fraction_static` of the GPU, and are there all the time: nothing is
 offloaded between phases, so a colocated GPU holds trainer and engine at once.
@@ -50,7 +52,7 @@ LOGIT_ROWS = 1024
 
 LOGIT_BYTES = 21
 """Bytes a logit takes at the worst moment: float32 logits, shifted, exponentials, product and selection for the
-entropy, and a mask of one byte. The backward pass needs less."""
+entropy, and a mask of one byte (21.1 when the live tensors were counted). The backward pass needs less."""
 
 EXPERT_SKEW = 1.5
 """Head-room on the tokens that an expert-parallel rank receives: routing is not balanced."""
@@ -122,7 +124,9 @@ def layer_bytes(m: Layout, layer: int) -> int:
     spec, b = m.spec, m.weight_bytes
     norms = (4 if spec.sandwich_norms else 2) * (4 + b) * spec.hidden_size  # a float32 copy and the output
     inner = b * _mlp_width(spec, layer) + _mixer_bytes(spec, layer, b)
-    return share(norms, m.tp if m.sequence_parallel else 1) + share(inner, m.tp)
+    # Cosines and sines of a head, for queries and for keys, are made in every layer.
+    rotary = 4 * b * (spec.mla.rope_dim if spec.mla else spec.head_dim)
+    return share(norms, m.tp if m.sequence_parallel else 1) + share(inner, m.tp) + rotary
 
 
 def _mixer_bytes(spec: ModelSpec, layer: int, b: int) -> int:
@@ -143,13 +147,14 @@ def _mixer_bytes(spec: ModelSpec, layer: int, b: int) -> int:
 
 
 def _mlp_width(spec: ModelSpec, layer: int) -> int:
-    """Values a token: both halves of the first projection, silu of one, and their product."""
+    """Values a token: both halves of the first projection, silu of one, the other with Megatron's offset, and their
+    product."""
     if not is_sparse(spec, layer):
-        return 4 * spec.ffn_hidden_size
+        return 5 * spec.ffn_hidden_size
     moe = spec.moe
     assert moe is not None
-    routed = moe.experts_per_token * (2 * spec.hidden_size + 4 * moe.ffn_hidden_size)
-    return int(EXPERT_SKEW * routed) + 4 * moe.shared_ffn_hidden_size
+    routed = moe.experts_per_token * (2 * spec.hidden_size + 5 * moe.ffn_hidden_size)
+    return int(EXPERT_SKEW * routed) + 5 * moe.shared_ffn_hidden_size
 
 
 def activations(m: Layout, stage: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from rlrun.plan.memory import (
     host_bytes,
     kv_bytes_per_token,
     kv_cache,
+    layer_bytes,
     logits,
     state,
     state_bytes_per_request,
@@ -239,3 +240,15 @@ def test_host_memory_counts_processes_and_the_state_that_a_checkpoint_collects()
     m = layout(dp=4, tp=2)
     [terms] = state(replace(m, distributed_optimizer=False))
     assert host_bytes(m, 8, 16) == 16 * 4 * GIB + 2 * terms["optimizer"]
+
+
+def test_a_layer_keeps_the_tensors_that_were_counted_in_the_trainer():
+    """h 64, q 128, k 64, I 192, bfloat16: what autograd saved a token and layer of a tiny Qwen3, without the second
+    float32 copy of a norm (CPU only) and statistics of a few bytes, by name."""
+    tiny = replace(
+        spec("qwen3_4b"), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=32, ffn_hidden_size=192, num_layers=2
+    )
+    norms = 2 * (256 + 128) + 512 + 256
+    attention = 128 + 256 + 512 + 256 + 256  # k, q, projection with v, output of the kernel, output
+    mlp = 768 + 3 * 384
+    assert layer_bytes(layout(spec=tiny, tp=1), 0) == norms + attention + mlp + 4 * 64
