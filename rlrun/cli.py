@@ -34,6 +34,7 @@ Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
   -m, --multirun     a sweep: key=a,b  key=range(1,4)  group=x,y
   --config-dir DIR   also look for groups and experiments in DIR, which has the shape of conf/
   --json             plan, diff: print the result, or the problems, as JSON
+  --suggest          plan: print the changes that make a run fit into its GPUs' memory
   -h, --help         show this text
   --version          show the version
 
@@ -51,6 +52,7 @@ class Command:
     words: tuple[str, ...]
     multirun: bool = False
     as_json: bool = False
+    suggest: bool = False
     config_dir: str | None = None
     show: str | None = None
     """help or version, when that is all that was asked for."""
@@ -87,7 +89,7 @@ def parse(arguments: Sequence[str]) -> Command:
     rest = iter(arguments)
     for word in rest:
         name, has_value, value = word.partition("=")
-        if word in ("-h", "--help", "--version", "-m", "--multirun", "--json"):
+        if word in ("-h", "--help", "--version", "-m", "--multirun", "--json", "--suggest"):
             flags[{"-h": "--help", "-m": "--multirun"}.get(word, word)] = True
         elif name == "--config-dir":
             config_dir = value if has_value else next(rest, None)
@@ -104,7 +106,7 @@ def parse(arguments: Sequence[str]) -> Command:
         close = difflib.get_close_matches(words[0], VERBS, n=1)
         hint = f"did you mean `rlrun {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}; see rlrun --help"
         raise _usage(f"there is no verb `{words[0]}`", words[0], hint)
-    command = Command(verb, tuple(words), "--multirun" in flags, "--json" in flags, config_dir)
+    command = Command(verb, tuple(words), "--multirun" in flags, "--json" in flags, "--suggest" in flags, config_dir)
     _refuse_idle_flags(command)
     return command
 
@@ -113,6 +115,8 @@ def _refuse_idle_flags(command: Command) -> None:
     """Flags that the verb would ignore, and operands that it needs."""
     if command.as_json and command.verb not in ("plan", "diff"):
         raise _usage(f"--json belongs to plan and diff, not to {command.verb}", "--json", "leave it out")
+    if command.suggest and (command.verb != "plan" or command.multirun or command.as_json):
+        raise _usage("--suggest belongs to plan, without -m and --json", "--suggest", "write rlrun plan --suggest ...")
     if command.multirun and command.verb not in ("run", "plan"):
         raise _usage(f"-m belongs to run and plan, not to {command.verb}", "-m", "leave it out")
     if command.verb in ("resume", "schema") and command.config_dir is not None:
@@ -177,6 +181,11 @@ def _plan(command: Command) -> None:
     from rlrun.plan.build import load_plan
     from rlrun.plan.render import plan_document, render_plan, render_sweep
 
+    if command.suggest:
+        from rlrun.plan.suggest import suggest_text
+
+        print(suggest_text(list(command.words), command.config_dir))
+        return
     if not command.multirun:
         plan = load_plan(list(command.words), command.config_dir)
         print(json.dumps(plan_document(plan), indent=1) if command.as_json else render_plan(plan, sys.stdout))

@@ -16,7 +16,9 @@ from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.identity import config_hash, resolved
+from rlrun.plan.memory import estimate
 from rlrun.plan.rules.algo import optimizer_steps
+from rlrun.plan.rules.memory import layout_of
 from rlrun.plan.types import (
     AlgoPlan,
     BatchPlan,
@@ -26,6 +28,7 @@ from rlrun.plan.types import (
     DatasetPlan,
     EnginePlan,
     EvalPlan,
+    MemoryPlan,
     ModelPlan,
     OptimizerPlan,
     RewardPlan,
@@ -107,6 +110,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         timeouts=TimeoutsPlan(**{k: float(v) for k, v in config.timeouts.model_dump().items()}),
         changed=_changed(c),
         resolved_config=resolved(c),
+        memory=_memory(c),
     )
 
 
@@ -133,6 +137,7 @@ def _train(config: RunConfig) -> TrainPlan:
         recompute=t.recompute,
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
+        ep=p.trainer.ep,
     )
 
 
@@ -255,6 +260,11 @@ def _tracking(config: RunConfig) -> TrackingPlan | None:
     return TrackingPlan(t.uri or default, t.experiment or config.name)
 
 
+def _memory(c: Context) -> MemoryPlan | None:
+    layout = layout_of(c)
+    return estimate(layout) if layout is not None else None
+
+
 def _changed(c: Context) -> tuple[ChangedValue, ...]:
     """Values away from the schema's defaults; keys that have none always have to be written, and do not count."""
     changed = []
@@ -262,6 +272,7 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
         if (
             key.section is not None
             or key.required
+            or (key.path.startswith("model.architecture.") and key.default is None)  # a family's own sizes
             or (key.path.startswith("data.eval.") and c.config.data.eval is None)
         ):
             continue

@@ -96,6 +96,10 @@ CODES: dict[str, str] = {
         "placement.rollout.gpus_per_engine has to divide attention heads and MLP columns, and to divide the "
         "key/value heads or be a multiple of them."
     ),
+    "ep-indivisible": (
+        "Expert parallelism gives every rank the same number of experts: placement.trainer.ep has to divide the "
+        "experts and the trainer's GPUs of one pipeline stage."
+    ),
     "layers-indivisible": ("Pipeline stages have the same number of layers: placement.trainer.pp has to divide them."),
     "cp-unsupported": (
         "Context parallelism is not part of this version; placement.trainer.cp has to be 1. Long samples fit "
@@ -131,6 +135,21 @@ CODES: dict[str, str] = {
         "rollout.sglang.max_total_tokens has to hold at least one sample of the longest prompt and response, "
         "or such a request would never be scheduled. Several times that much lets samples be decoded "
         "together."
+    ),
+    # Memory
+    "memory-does-not-fit": (
+        "By the closed forms of rlrun/plan/memory.py a phase takes more memory than placement.gpu has, so the run "
+        "would end out of memory. The message names the phase and its largest term, the hint the two cheapest "
+        "changes and what each of them leaves; `rlrun plan --suggest` looks for a combination."
+    ),
+    "engine-memory-too-small": (
+        "rollout.sglang.mem_fraction_static of a GPU holds an engine's weights and its KV cache. Here the weights "
+        "leave too little for a single sample of the longest prompt and response. Give the engine a larger share, "
+        "or more GPUs."
+    ),
+    "host-memory-does-not-fit": (
+        "Processes and the optimizer state that is collected on the host while a checkpoint is saved need more than "
+        "placement.host_memory_gib. An estimate; null checks nothing."
     ),
     # Algorithm
     "group-size-too-small": (
@@ -192,6 +211,7 @@ CODES: dict[str, str] = {
         "A prompt contains characters that the tokenizer of a random model does not have. Add them to "
         "model.alphabet (and to architecture.vocab_size), or change the prompts."
     ),
+    "random-family": "A checkpoint of random weights can be made for qwen3 only; other families need model.path.",
     # Files, reward, ports
     "output-dir-unusable": (
         "The run folder cannot be made below output_dir: a part of the path is a file, or a folder that may not be "
@@ -235,6 +255,10 @@ CODES: dict[str, str] = {
     "engines-not-installed": (
         "This environment can plan but not run: Ray, torch, Megatron-core, SGLang or another package is "
         "missing. `make setup` installs them for a CPU, `pip install rlrun[gpu]` for CUDA."
+    ),
+    "family-not-runnable": (
+        "All families can be planned, with their exact parameter counts and memory; the trainer of this version has "
+        "the weight mapping of Qwen3 dense models alone."
     ),
     "too-few-gpus": (
         "The plan is consistent, and this machine (without RAY_ADDRESS naming a cluster) has fewer GPUs than it needs."

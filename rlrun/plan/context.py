@@ -14,6 +14,7 @@ from rlrun.config.partial import Partial, Unreadable
 from rlrun.config.schema import ArchitectureConfig, RunConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.dataset import Scan, scan
+from rlrun.plan.families import fields_of
 from rlrun.plan.model_spec import make_spec, read_architecture
 from rlrun.plan.types import ModelSpec
 
@@ -60,14 +61,19 @@ class Context:
     @functools.cached_property
     def spec(self) -> ModelSpec:
         """The model that would be trained. Raises Unreadable when its config.json cannot be used."""
-        return make_spec(self.config.model.family, self.expected if self.model_dir is None else self.found)
+        family = self.config.model.family
+        values = self.expected if self.model_dir is None else self.found
+        for name in fields_of(family):
+            if values[name] is None:  # rules/model.py says so
+                raise Unreadable(f"model.architecture.{name}")
+        return make_spec(family, values)
 
     @functools.cached_property
     def found(self) -> dict[str, Any]:
         """The architecture in the checkpoint's config.json. Raises Unreadable when that cannot be used."""
         assert self.model_dir is not None
         try:
-            return read_architecture(self.model_dir)
+            return read_architecture(self.model_dir, self.config.model.family)
         except RlrunError as e:
             raise Unreadable("model.path") from e
 

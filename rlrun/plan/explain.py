@@ -39,7 +39,7 @@ def explain(name: str, words: Sequence[str], config_dir: str | None = None) -> s
 
 def _leaf(key: Key, loaded: Loaded) -> str:
     default = "required" if key.required else f"default {show(key.default)}"
-    lines = [key.path, _paragraph(key.doc), f"  Expects {key.expected}."]
+    lines = [key.path, _paragraph(key.doc), _paragraph(f"Expects {key.expected}.")]
     value, origin = _value(key, loaded)
     if origin is not None:
         lines.append(f"  {value}   {origin}   ({default})")

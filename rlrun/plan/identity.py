@@ -38,6 +38,8 @@ def config_hash(c: Context, dtype: str) -> str:
     """
     values = _semantic(resolved(c), "")
     values["model"]["dtype"] = dtype
+    architecture = values["model"]["architecture"]  # without what other families have: old hashes stay as they were
+    values["model"]["architecture"] = {name: value for name, value in architecture.items() if value is not None}
     for name in ("train", "eval"):
         rows = c.rows(name)
         if rows is not None:

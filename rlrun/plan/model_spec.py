@@ -4,102 +4,159 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlrun.errors import Problem, RlrunError
-from rlrun.plan.types import ModelSpec
-
-SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "vocab_size",
-)
-"""Keys of config.json that must be there."""
-
-DEFAULTS: dict[str, Any] = {
-    "head_dim": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-}
-"""What transformers' Qwen3Config assumes for keys that config.json leaves out."""
+from rlrun.plan.families import DELTA_NET, FAMILIES, LATENT, fields_of
+from rlrun.plan.parameters import count_parameters
+from rlrun.plan.types import IndexerSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "model_type": ("qwen3",),
     "hidden_act": ("silu", None),
-    "attention_bias": (False, None),
-    "use_sliding_window": (False, None),
     "rope_scaling": (None,),
     "quantization_config": (None,),
 }
-"""Values that the Megatron mapping of the family computes; any other would train a different model without notice."""
+"""Values that every family takes for granted; any other would train a different model without notice."""
 
-
-def count_parameters(architecture: Mapping[str, Any]) -> int:
-    """Exact number of parameters of a dense Qwen3; a tied output layer is counted once.
-
-    Per layer: q, k, v, o projections, two per-head norms, two layer norms, the three SwiGLU matrices. Then the
-    embedding, the final norm and, when untied, the output layer.
-    """
-    a = architecture
-    h, head_dim = a["hidden_size"], a["head_dim"]
-    q, kv = a["num_attention_heads"] * head_dim, a["num_key_value_heads"] * head_dim
-    attention = h * (q + 2 * kv) + q * h + 2 * head_dim
-    layer = attention + 2 * h + 3 * h * a["intermediate_size"]
-    embeddings = a["vocab_size"] * h * (1 if a["tie_word_embeddings"] else 2)
-    return a["num_hidden_layers"] * layer + embeddings + h
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "tie_word_embeddings": bool,
+    "attention_bias": bool,
+    "use_qk_norm": bool,
+    "rms_norm_eps": (int, float),
+    "rope_theta": (int, float),
+    "partial_rotary_factor": (int, float),
+}
+"""Types of the fields that are not whole numbers."""
 
 
 def make_spec(family: str, architecture: Mapping[str, Any]) -> ModelSpec:
-    """A spec from all twelve values of `model.architecture`."""
-    a = architecture
-    return ModelSpec(
+    """A spec from the values of `model.architecture` that the family has; others are not looked at."""
+    a = {name: architecture[name] for name in fields_of(family)}
+    spec = ModelSpec(
         family=family,
         hidden_size=a["hidden_size"],
         num_layers=a["num_hidden_layers"],
         num_heads=a["num_attention_heads"],
         num_kv_heads=a["num_key_value_heads"],
-        head_dim=a["head_dim"],
-        ffn_hidden_size=a["intermediate_size"],
+        head_dim=a.get("head_dim") or a["qk_nope_head_dim"] + a["qk_rope_head_dim"],
+        ffn_hidden_size=a.get("intermediate_size") or a["moe_intermediate_size"],
         vocab_size=a["vocab_size"],
         rms_norm_eps=float(a["rms_norm_eps"]),
         rope_theta=float(a["rope_theta"]),
         max_position_embeddings=a["max_position_embeddings"],
         tied_embeddings=a["tie_word_embeddings"],
-        num_parameters=count_parameters(a),
+        num_parameters=0,
+        qkv_bias=bool(a.get("attention_bias")),
+        qk_norm=_qk_norm(family, a),
+        output_gate=family in ("qwen3_5", "qwen3_5_moe"),
+        sandwich_norms=family == "glm4",
+        rotary_fraction=float(a.get("partial_rotary_factor", 1.0)),
+        moe=_moe(a),
+        mla=MlaSpec(*(a[name] for name in LATENT)) if "kv_lora_rank" in a else None,
+        linear_attention=_linear_attention(a),
+        indexer=_indexer(a),
     )
+    return replace(spec, num_parameters=count_parameters(spec))
 
 
-def read_architecture(directory: str) -> dict[str, Any]:
-    """The values of config.json under the names of `model.architecture`.
+def _qk_norm(family: str, a: Mapping[str, Any]) -> str:
+    if family == "minimax_m2":
+        return "full"
+    if family == "glm4_moe":
+        return "head" if a["use_qk_norm"] else "none"
+    return "head" if family.startswith("qwen3") else "none"
 
+
+def _moe(a: Mapping[str, Any]) -> MoeSpec | None:
+    if "num_experts" not in a:
+        return None
+    gated = a.get("shared_expert_intermediate_size", 0)
+    shared = gated or a.get("n_shared_experts", 0) * a["moe_intermediate_size"]
+    first_dense = a.get("first_k_dense_replace", 0)
+    width = a["moe_intermediate_size"]
+    return MoeSpec(a["num_experts"], a["num_experts_per_tok"], width, shared, gated > 0, first_dense)
+
+
+def _linear_attention(a: Mapping[str, Any]) -> LinearAttentionSpec | None:
+    if "full_attention_interval" not in a:
+        return None
+    interval, key_heads, value_heads, key_dim, value_dim, kernel = (a[name] for name in DELTA_NET)
+    return LinearAttentionSpec(key_heads, value_heads, key_dim, value_dim, kernel, interval)
+
+
+def _indexer(a: Mapping[str, Any]) -> IndexerSpec | None:
+    """Layer i has an indexer of its own when max(i - offset + 1, 0) is a multiple of freq: with freq 4 and offset 3,
+    layers 0, 1, 2, 6, 10, ..."""
+    if "index_topk" not in a:
+        return None
+    freq, offset = a["index_topk_freq"], a["index_skip_topk_offset"]
+    full = tuple(i for i in range(a["num_hidden_layers"]) if max(i - offset + 1, 0) % freq == 0)
+    return IndexerSpec(a["index_n_heads"], a["index_head_dim"], a["index_topk"], full)
+
+
+def read_architecture(directory: str, family: str = "qwen3") -> dict[str, Any]:
+    """The values of config.json under the names of `model.architecture`, those that the family has.
+
+    Read as plain JSON, because the classes of transformers fill in, rename and drop values depending on their version.
     Raises RlrunError: model-not-found without a readable config.json, model-unsupported when it lacks sizes or asks
-    for what the family's mapping does not compute.
+    for what the family does not compute.
     """
-    config = _read_config(Path(directory))
-    wrong = [f"{k}: {config.get(k)!r}" for k, allowed in SUPPORTED.items() if config.get(k) not in allowed]
-    rope = config.get("rope_parameters") or {}  # transformers 5 moved rope_theta there
+    top = _read_config(Path(directory))
+    nested = top.get("text_config")
+    config = {"tie_word_embeddings": top.get("tie_word_embeddings")} | nested if isinstance(nested, dict) else top
+    known = FAMILIES[family]
+    supported = SUPPORTED | dict(known.supported)
+    if family == "minimax_m2":
+        supported.pop("quantization_config")  # released in FP8
+    wrong = [f"{k}: {config.get(k)!r}" for k, allowed in supported.items() if config.get(k) not in allowed]
+    if top.get("model_type") not in known.model_types:
+        wrong.insert(0, f"model_type: {top.get('model_type')!r}")
+    rope = _rope(config)
     if rope.get("rope_type", "default") != "default":
         wrong.append(f"rope_type: {rope['rope_type']!r}")
-    absent = [k for k in SIZES if not isinstance(config.get(k), int)]
-    if wrong or absent:
-        said = [*wrong, *(f"{k}: {config.get(k)!r}" for k in absent)]
-        summary = f"{directory}/config.json describes a model that family qwen3 cannot compute: {', '.join(said)}"
-        raise RlrunError(Problem("model-unsupported", summary, hint="use a dense Qwen3 checkpoint, e.g. Qwen/Qwen3-4B"))
-    values = {k: config[k] for k in SIZES}
-    values |= {k: config.get(k, default) for k, default in DEFAULTS.items()}
-    values["rope_theta"] = rope.get("rope_theta", values["rope_theta"])
+    values = {name: _value(family, name, config, rope) for name in fields_of(family)}
+    wrong += [f"{known.names.get(k, k)}: {v!r}" for k, v in values.items() if not _is_kind(k, v)]
+    if wrong:
+        summary = f"{directory}/config.json describes a model that family {family} cannot compute: {', '.join(wrong)}"
+        example = "use a dense Qwen3 checkpoint, e.g. Qwen/Qwen3-4B"
+        hint = example if family == "qwen3" else f"use a checkpoint of family {family}, or another model=..."
+        raise RlrunError(Problem("model-unsupported", summary, hint=hint))
     return values
 
 
-def spec_from_directory(directory: str) -> ModelSpec:
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers 5 moved rope_theta and partial_rotary_factor into rope_parameters."""
+    rope = config.get("rope_parameters")
+    return rope if isinstance(rope, dict) else {}
+
+
+def _value(family: str, name: str, config: Mapping[str, Any], rope: Mapping[str, Any]) -> Any:
+    """One field of config.json, by the family's spelling; None when it is not there."""
+    known = FAMILIES[family]
+    value = config.get(known.names.get(name, name))
+    if name in ("rope_theta", "partial_rotary_factor"):
+        value = rope.get(name, value)
+    if value is None and name == "partial_rotary_factor" and config.get("rotary_dim") and config.get("head_dim"):
+        value = config["rotary_dim"] / config["head_dim"]
+    if value is None and name == "first_k_dense_replace" and isinstance(config.get("mlp_layer_types"), list):
+        kinds = config["mlp_layer_types"]
+        dense = kinds.count("dense")
+        value = dense if kinds == ["dense"] * dense + ["sparse"] * (len(kinds) - dense) else None
+    if value is None and name == "tie_word_embeddings":
+        value = False
+    return known.defaults.get(name) if value is None else value
+
+
+def _is_kind(name: str, value: Any) -> bool:
+    kind = KINDS.get(name, int)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def spec_from_directory(directory: str, family: str = "qwen3") -> ModelSpec:
     """The spec of a checkpoint on disk. Raises RlrunError as `read_architecture` does."""
-    return make_spec("qwen3", read_architecture(directory))
+    return make_spec(family, read_architecture(directory, family))
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

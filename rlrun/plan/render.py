@@ -10,6 +10,8 @@ from typing import Any, TextIO
 
 from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
+from rlrun.plan.families import RUNNABLE
+from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
 
 WIDTH = 100
@@ -82,6 +84,8 @@ def render_plan(plan: RunPlan, stream: TextIO | None = None) -> str:
     """The plan on one screen: what runs where, batch arithmetic, weights, and what differs from the defaults."""
     style = Style(stream)
     blocks = [style.bold(_title(plan)), _rows(_processes(plan), style), _rows(_facts(plan), style)]
+    if plan.memory is not None:
+        blocks.append(style.bold(memory_title(plan.memory)) + "\n" + "\n".join(memory_lines(plan.memory, WIDTH)))
     if plan.changed:
         blocks.append(style.bold("Set away from the defaults") + "\n" + _changes(plan.changed, style))
     blocks.append(_counts(plan))
@@ -107,7 +111,11 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
     """Which slots do what."""
     train, engines = plan.train, plan.engines
     unit = "slot" if plan.device == "cpu" else "GPU"
-    sizes = [f"{name} {size}" for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp)) if size > 1]
+    sizes = [
+        f"{name} {size}"
+        for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp), ("ep", train.ep))
+        if size > 1
+    ]
     rollout_slots = tuple(slot for engine in engines for slot in engine.slots)
     size = f" x {_n(engines[0].tp, unit)} (tp {engines[0].tp})" if engines[0].tp > 1 else f" x 1 {unit}"
     router = f", sglang-router {plan.router.policy}" if plan.router else ""
@@ -119,8 +127,11 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _facts(plan: RunPlan) -> list[tuple[str, str]]:
+    family = plan.model.spec.family
+    not_yet = f"not yet (family {family} is planned, this version trains {', '.join(RUNNABLE)})"
     return [
         ("model", _model(plan)),
+        *([] if family in RUNNABLE else [("run", not_yet)]),
         ("step", _step(plan)),
         ("batch", _batch(plan)),
         ("mode", f"{_mode(plan)}, {plan.placement_mode}"),

@@ -10,6 +10,51 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """Mixture of experts, in every layer from `first_dense` on."""
+
+    num_experts: int
+    experts_per_token: int
+    ffn_hidden_size: int  # of one expert
+    shared_ffn_hidden_size: int  # of the experts every token passes; 0 without
+    shared_gate: bool
+    first_dense: int
+
+
+@dataclass(frozen=True)
+class MlaSpec:
+    """Multi-head latent attention: ranks of the two latents, widths of one head's parts."""
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True)
+class LinearAttentionSpec:
+    """Gated delta net in all layers but each `full_interval`-th."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    full_interval: int
+
+
+@dataclass(frozen=True)
+class IndexerSpec:
+    """DeepSeek sparse attention's selection of keys; only `full_layers` have weights of their own."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    full_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Architecture in numbers, from the checkpoint's config.json (or `model.architecture` without one)."""
 
@@ -26,6 +71,15 @@ class ModelSpec:
     max_position_embeddings: int
     tied_embeddings: bool
     num_parameters: int
+    qkv_bias: bool = False
+    qk_norm: str = "head"  # none | head (one weight for all heads) | full (over all heads at once)
+    output_gate: bool = False  # attention output gated by a second half of the query projection
+    sandwich_norms: bool = False  # also norms behind attention and MLP
+    rotary_fraction: float = 1.0
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    linear_attention: LinearAttentionSpec | None = None
+    indexer: IndexerSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +118,7 @@ class TrainPlan:
     recompute: str  # none | full
     sequence_parallel: bool
     distributed_optimizer: bool
+    ep: int = 1
 
 
 @dataclass(frozen=True)
@@ -210,6 +265,42 @@ class TimeoutsPlan:
 
 
 @dataclass(frozen=True)
+class MemoryTerm:
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """What one GPU holds at the worst moment of a phase."""
+
+    phase: str  # train | logprob | rollout | sync
+    verdict: str  # fits | tight | does not fit
+    total_bytes: int
+    terms: tuple[MemoryTerm, ...]
+
+
+@dataclass(frozen=True)
+class KvPlan:
+    """The KV cache of one engine."""
+
+    tokens: int
+    bytes_per_token: int  # on one GPU
+    samples: int  # of full length, at once
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Estimated GPU memory, worst pipeline stage; see `rlrun.plan.memory`."""
+
+    gpu: str
+    gpu_bytes: int
+    verdict: str
+    phases: tuple[PhaseMemory, ...]
+    kv: KvPlan
+
+
+@dataclass(frozen=True)
 class ChangedValue:
     """A value away from the schema's default, and who set it."""
 
@@ -250,3 +341,4 @@ class RunPlan:
     timeouts: TimeoutsPlan
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
+    memory: MemoryPlan | None = None  # on cuda

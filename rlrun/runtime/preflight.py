@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 
 from rlrun.errors import Problem, RlrunError
+from rlrun.plan.families import RUNNABLE
 from rlrun.plan.types import RunPlan
 
 NEEDED = ("ray", "torch", "megatron-core", "sglang", "transformers")
@@ -35,8 +36,17 @@ def _installed(package: str) -> bool:
 
 
 def check_machine(plan: RunPlan) -> None:
-    """Raises RlrunError with everything this machine lacks for the plan."""
+    """Raises RlrunError with everything this machine, or this version, lacks for the plan."""
     problems = []
+    family = plan.model.spec.family
+    if family not in RUNNABLE:
+        problems.append(
+            Problem(
+                "family-not-runnable",
+                f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}",
+                hint="use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b",
+            )
+        )
     needed = list(NEEDED)
     if plan.tracking is not None:
         needed.append("mlflow")
@@ -114,7 +124,7 @@ def _check_fetched(plan: RunPlan, directory: str) -> None:
     """The plan was made from expected values; now the real config.json is here."""
     from rlrun.plan.model_spec import spec_from_directory
 
-    real = spec_from_directory(directory)
+    real = spec_from_directory(directory, plan.model.spec.family)
     if real != replace(plan.model.spec, num_parameters=real.num_parameters):
         raise RlrunError(
             Problem(

@@ -70,7 +70,8 @@ def test_ports_follow_each_other_when_the_first_is_given():
 
 
 def test_batch_arithmetic():
-    plan = load_plan([BIG, "algo.groups_per_step=16", "placement.trainer.tp=1", "num_steps=10"])
+    words = [BIG, "algo.groups_per_step=16", "placement.trainer.tp=1", "num_steps=10"]
+    plan = load_plan([*words, "rollout.sglang.mem_fraction_static=0.4"])
     b = plan.batch
     assert (b.samples_per_rollout, b.samples_per_step, b.optimizer_steps_per_rollout, b.samples_per_rank) == (
         512,

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
-from rlrun.plan.model_spec import count_parameters, spec_from_directory
+from rlrun.plan.families import FAMILIES
+from rlrun.plan.model_spec import make_spec, spec_from_directory
+from rlrun.plan.parameters import count_parameters
 
 # Layers, hidden, heads, MLP, tied, and the total counted from the released checkpoints.
 QWEN3 = {
@@ -30,6 +32,9 @@ def architecture(layers: int, hidden: int, heads: int, ffn: int, tied: bool) -> 
         "head_dim": 128,
         "intermediate_size": ffn,
         "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
         "tie_word_embeddings": tied,
     }
 
@@ -37,7 +42,8 @@ def architecture(layers: int, hidden: int, heads: int, ffn: int, tied: bool) -> 
 @pytest.mark.parametrize("size", QWEN3)
 def test_parameters_of_every_dense_qwen3_are_exact(size):
     *shape, total = QWEN3[size]
-    assert count_parameters(architecture(*shape)) == total
+    spec = make_spec("qwen3", architecture(*shape))
+    assert spec.num_parameters == count_parameters(spec) == total
 
 
 @settings(max_examples=50, deadline=None)
@@ -56,7 +62,6 @@ def test_the_count_is_that_of_the_tensors_of_a_checkpoint(layers, h, kv, per_kv,
     import numpy as np
 
     from rlrun.data.tiny_model import _shapes
-    from rlrun.plan.model_spec import make_spec
 
     a = {
         "hidden_size": h,
@@ -86,7 +91,11 @@ def write(folder, **config):
     return str(folder)
 
 
-SIZES = {"model_type": "qwen3", **architecture(2, 64, 8, 96, True)}
+OPTIONAL = ("rms_norm_eps", "rope_theta", "max_position_embeddings")
+SIZES = {
+    "model_type": "qwen3",
+    **{name: value for name, value in architecture(2, 64, 8, 96, True).items() if name not in OPTIONAL},
+}
 
 
 def test_a_specification_is_read_from_config_json(tmp_path):
@@ -138,7 +147,8 @@ def test_defaults_of_absent_keys_are_those_of_transformers(size, tmp_path):
 
     *shape, _ = QWEN3[size]
     sizes = architecture(*shape)
-    absent = {k: v for k, v in sizes.items() if k not in ("head_dim", "tie_word_embeddings")}
+    defaults = FAMILIES["qwen3"].defaults
+    absent = {k: v for k, v in sizes.items() if k not in defaults}
     ours, theirs = spec_from_directory(write(tmp_path, model_type="qwen3", **absent)), Qwen3Config(**absent)
     rope = getattr(theirs, "rope_parameters", None) or {"rope_theta": theirs.rope_theta}
     assert ours.head_dim == theirs.head_dim

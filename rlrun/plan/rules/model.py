@@ -8,8 +8,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlrun.config.schema import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.context import Context
+from rlrun.plan.families import RUNNABLE, fields_of
 from rlrun.plan.model_spec import read_architecture
 from rlrun.plan.placement import divisors, one_of
 
@@ -52,7 +54,7 @@ def readable(c: Context) -> Iterator[Problem]:
     if c.model_dir is None:
         return
     try:
-        read_architecture(c.model_dir)
+        read_architecture(c.model_dir, c.config.model.family)
     except RlrunError as e:
         for p in e.problems:
             yield c.problem(p.code, p.summary, "model.path", hint=p.hint or "")
@@ -82,12 +84,33 @@ def _incomplete(c: Context, folder: Path) -> Iterator[Problem]:
         )
 
 
+def family_fields(c: Context) -> Iterator[Problem]:
+    """Fields that the family needs and nobody gave, and fields that it does not have."""
+    family, has = c.config.model.family, fields_of(c.config.model.family)
+    for name in ArchitectureConfig.model_fields:
+        key = f"model.architecture.{name}"
+        if name in has and c.value(key) is None and c.model_dir is None:
+            hint = f"set {key} as in the model's config.json, or choose model=..."
+            yield c.problem("missing-value", f"family {family} needs {name}", key, "model.family", hint=hint)
+        elif name not in has and c.value(key) is not None:
+            summary = f"family {family} has no {name}"
+            yield c.problem("inactive-key", summary, key, "model.family", hint=f"set {key} to null")
+
+
+def random_family(c: Context) -> Iterator[Problem]:
+    m = c.config.model
+    if m.init == "random" and m.family not in RUNNABLE:
+        summary = f"random weights can be made for {', '.join(RUNNABLE)} only, not for {m.family}"
+        hint = "set model.init to pretrained with model.path, or model.family to qwen3"
+        yield c.problem("random-family", summary, "model.init", "model.family", hint=hint)
+
+
 def architecture(c: Context) -> Iterator[Problem]:
     """What was written under model.architecture against config.json; only keys that somebody wrote count."""
     if c.model_dir is None:
         return
     found, expected = c.found, c.expected
-    written = [k for k in expected if f"model.architecture.{k}" in c.origins]
+    written = [k for k in found if f"model.architecture.{k}" in c.origins]
     differ = [k for k in written if not _same(found[k], expected[k])]
     if differ:
         said = ", ".join(f"{k} {found[k]} (not {expected[k]})" for k in differ)
@@ -135,4 +158,4 @@ def context_length(c: Context) -> Iterator[Problem]:
         yield c.problem("context-too-long", summary, *keys, hint=hint)
 
 
-RULES = (source, alphabet, readable, architecture, heads, context_length)
+RULES = (source, alphabet, readable, family_fields, random_family, architecture, heads, context_length)

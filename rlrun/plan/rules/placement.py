@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlrun.config.keys import all_keys
+from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
 from rlrun.plan.placement import data_parallel, divisors, engine_slots, one_of, slots_needed
+from rlrun.plan.types import ModelSpec
 
 TRAINER, ROLLOUT = "placement.trainer", "placement.rollout"
 
@@ -85,7 +88,7 @@ def engine_within_node(c: Context) -> Iterator[Problem]:
         return  # engines-indivisible says so
     for index, slots in enumerate(engine_slots(p)):
         if slots[0] // p.gpus_per_node != slots[-1] // p.gpus_per_node:
-            valid = [d for d in divisors(p.rollout.gpus) if _fits(p, d)]
+            valid = [d for d in divisors(p.rollout.gpus) if stays_within_nodes(p, d)]
             hint = f"set {ROLLOUT}.gpus_per_engine to {one_of(valid)}"
             keys = (f"{ROLLOUT}.gpus_per_engine", "placement.gpus_per_node")
             summary = f"engine {index} would have GPUs {slots[0]} to {slots[-1]}, which are on different nodes"
@@ -93,7 +96,7 @@ def engine_within_node(c: Context) -> Iterator[Problem]:
             return
 
 
-def _fits(placement: object, size: int) -> bool:
+def stays_within_nodes(placement: object, size: int) -> bool:
     """Whether engines of `size` GPUs stay within nodes; they begin where `engine_slots` says."""
     p = placement
     first = 0 if p.mode == "colocated" else p.trainer.gpus  # type: ignore[attr-defined]
@@ -101,29 +104,43 @@ def _fits(placement: object, size: int) -> bool:
     return all(s // p.gpus_per_node == (s + size - 1) // p.gpus_per_node for s in starts)  # type: ignore[attr-defined]
 
 
+def trainer_tp_sizes(spec: ModelSpec, tp: int) -> dict[str, int]:
+    """What each of the trainer's tensor-parallel ranks has an equal share of. Megatron can also give several ranks the
+    same key/value head, which the mapping of qwen3 does not do."""
+    sizes = {"attention heads": spec.num_heads, "vocabulary rows": spec.vocab_size}
+    if spec.mla is None and (spec.family == "qwen3" or tp % spec.num_kv_heads):
+        sizes["key/value heads"] = spec.num_kv_heads
+    if spec.linear_attention is not None:
+        sizes["delta net key heads"] = spec.linear_attention.num_key_heads
+        sizes["delta net value heads"] = spec.linear_attention.num_value_heads
+    if spec.moe is None or spec.moe.first_dense:
+        sizes["MLP columns"] = spec.ffn_hidden_size
+    if spec.moe is not None and spec.moe.shared_ffn_hidden_size:
+        sizes["shared expert columns"] = spec.moe.shared_ffn_hidden_size
+    return sizes
+
+
+def engine_tp_sizes(spec: ModelSpec, tp: int) -> dict[str, int]:
+    """The same for an engine. SGLang repeats key/value heads when there are more ranks than heads, pads the vocabulary,
+    and divides experts like any MLP."""
+    sizes = trainer_tp_sizes(spec, tp)
+    del sizes["vocabulary rows"]
+    sizes.pop("key/value heads", None)
+    if spec.mla is None and tp % spec.num_kv_heads:
+        sizes["key/value heads"] = spec.num_kv_heads
+    if spec.moe is not None:
+        sizes["expert columns"] = spec.moe.ffn_hidden_size
+    return sizes
+
+
 def trainer_tp(c: Context) -> Iterator[Problem]:
-    spec, tp = c.spec, c.config.placement.trainer.tp
-    yield from _tp_problem(
-        c,
-        "tp-indivisible",
-        f"{TRAINER}.tp",
-        tp,
-        {
-            "attention heads": spec.num_heads,
-            "key/value heads": spec.num_kv_heads,
-            "MLP columns": spec.ffn_hidden_size,
-            "vocabulary rows": spec.vocab_size,
-        },
-    )
+    tp = c.config.placement.trainer.tp
+    yield from _tp_problem(c, "tp-indivisible", f"{TRAINER}.tp", tp, trainer_tp_sizes(c.spec, tp))
 
 
 def engine_tp(c: Context) -> Iterator[Problem]:
-    """SGLang repeats key/value heads when there are more ranks than heads, and pads the vocabulary."""
-    spec, tp = c.spec, c.config.placement.rollout.gpus_per_engine
-    sizes = {"attention heads": spec.num_heads, "MLP columns": spec.ffn_hidden_size}
-    if tp % spec.num_kv_heads:
-        sizes["key/value heads"] = spec.num_kv_heads
-    yield from _tp_problem(c, "engine-tp-indivisible", f"{ROLLOUT}.gpus_per_engine", tp, sizes)
+    tp = c.config.placement.rollout.gpus_per_engine
+    yield from _tp_problem(c, "engine-tp-indivisible", f"{ROLLOUT}.gpus_per_engine", tp, engine_tp_sizes(c.spec, tp))
 
 
 def _tp_problem(c: Context, code: str, key: str, tp: int, sizes: dict[str, int]) -> Iterator[Problem]:
@@ -141,6 +158,22 @@ def layers_divisible(c: Context) -> Iterator[Problem]:
         yield c.problem(
             "layers-indivisible", f"{layers} layers cannot form {pp} equal stages", f"{TRAINER}.pp", hint=hint
         )
+
+
+def expert_parallel(c: Context) -> Iterator[Problem]:
+    t, moe, key = c.config.placement.trainer, c.spec.moe, f"{TRAINER}.ep"
+    if t.ep == 1:
+        return
+    if moe is None:
+        summary = f"expert parallelism divides experts, and family {c.spec.family} has none"
+        yield c.problem("inactive-key", summary, key, "model.family", hint=f"set {key} to 1")
+        return
+    ranks = t.gpus // t.pp
+    if moe.num_experts % t.ep or ranks % t.ep:
+        valid = [d for d in divisors(ranks) if moe.num_experts % d == 0]
+        summary = f"{t.ep} expert-parallel ranks cannot share {moe.num_experts} experts, or {ranks} ranks of a stage"
+        keys = (key, f"{TRAINER}.gpus", f"{TRAINER}.pp")
+        yield c.problem("ep-indivisible", summary, *keys, hint=f"set {key} to {one_of(valid)}")
 
 
 def context_parallel(c: Context) -> Iterator[Problem]:
@@ -174,12 +207,17 @@ def transport(c: Context) -> Iterator[Problem]:
 
 def device_keys(c: Context) -> Iterator[Problem]:
     """Keys that only one kind of device reads."""
-    cuda_only = ("rollout.sglang.mem_fraction_static", "rollout.sglang.cuda_graph")
+    cuda_only = (
+        "rollout.sglang.mem_fraction_static",
+        "rollout.sglang.cuda_graph",
+        "placement.gpu",
+        "placement.host_memory_gib",
+    )
     cpu_only = ("placement.trainer_threads", "placement.engine_threads")
     device = c.config.placement.device
     for key in cpu_only if device == "cuda" else cuda_only:
         if c.changed(key):
-            default = {"rollout.sglang.mem_fraction_static": "null", "rollout.sglang.cuda_graph": "false"}.get(key, "1")
+            default = show(all_keys()[key].default)
             summary = f"{key} does nothing on {device}"
             yield c.problem("inactive-key", summary, key, "placement.device", hint=f"set {key} to {default}")
 
@@ -226,6 +264,7 @@ RULES = (
     trainer_tp,
     engine_tp,
     layers_divisible,
+    expert_parallel,
     context_parallel,
     sequence_parallel,
     transport,
