@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from readme import ROOT, commands
 
 OWN = ["rlrun", "plan", "--config-dir", "my_conf", "+experiment=mine"]
-LIGHT = [words for words in commands() if words[:2] in (["rlrun", "plan"], ["rlrun", "explain"]) and words != OWN]
+VERBS = (["rlrun", "plan"], ["rlrun", "explain"], ["rlrun", "diff"])
+LIGHT = [words for words in commands() if words[:2] in VERBS and words != OWN]
 
 
 @pytest.mark.parametrize("words", LIGHT, ids=" ".join)
@@ -31,6 +32,8 @@ def test_the_readmes_own_experiment_plans_as_printed(tmp_path, monkeypatch, caps
         (tmp_path / name).write_text(text)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "2 + 3?", "label": "5"}\n' * 64)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_rewards", None)  # whatever another test has imported under this name
+    del sys.modules["my_rewards"]
     assert OWN in commands()
     assert main(OWN[1:]) == 0
     assert "my_rewards:score" in capsys.readouterr().out

@@ -185,7 +185,7 @@ layouts = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(layouts, st.integers(1, 10_000))
 def test_more_tokens_never_take_less_and_everything_is_positive(m, more):
     before, after = estimate(m), estimate(replace(m, max_tokens=m.max_tokens + more))
@@ -194,7 +194,7 @@ def test_more_tokens_never_take_less_and_everything_is_positive(m, more):
         assert all(term.num_bytes > 0 for term in one.terms)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(layouts)
 def test_more_ranks_never_raise_the_state_of_one(m):
     def weights(tp: int, dp: int, ep: int) -> tuple[int, int, int]:
@@ -208,7 +208,7 @@ def test_more_ranks_never_raise_the_state_of_one(m):
     assert engine_weights(replace(m, engine_tp=2)) < engine_weights(replace(m, engine_tp=1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(layouts)
 def test_a_remedy_lowers_the_worst_phase(m):
     before = worst_phase(estimate(m)).total_bytes
@@ -217,7 +217,7 @@ def test_a_remedy_lowers_the_worst_phase(m):
         assert remedy.memory == estimate(remedy.layout)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(layouts)
 def test_what_is_suggested_fits(m):
     changes = suggest(m, lambda _: True)
