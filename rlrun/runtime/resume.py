@@ -21,8 +21,7 @@ def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, 
         raise RlrunError(
             Problem("no-run-there", f"{run_dir} holds no plan.json", hint="give the folder of a run: ls runs/*")
         )
-    with open(path, encoding="utf-8") as f:
-        old = plan_from_json(f.read())
+    old = _read_plan(path)
     found = CheckpointStore(run_dir, old.checkpoint.keep).latest()
     if found is None:
         raise RlrunError(
@@ -54,6 +53,20 @@ def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, 
             )
         )
     return plan, state, checkpoint
+
+
+def _read_plan(path: str) -> RunPlan:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return plan_from_json(f.read())
+    except Exception as e:  # cut short, edited by hand, or written by a version with other fields
+        raise RlrunError(
+            Problem(
+                "plan-unreadable",
+                f"{path} cannot be read as a plan of this version ({type(e).__name__}: {e})",
+                hint="resume with the version of rlrun that began the run, or start a new run",
+            )
+        ) from e
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -91,3 +91,13 @@ def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path):
     assert code_of(str(tmp_path)).code == "no-run-there"
     write_plan(load_plan(QUICK), str(tmp_path))
     assert code_of(str(tmp_path)).code == "no-checkpoint"
+
+
+def test_a_damaged_plan_is_named(run_dir):
+    path = os.path.join(run_dir, "plan.json")
+    with open(path) as f:
+        text = f.read()
+    for damaged in (text[: len(text) // 2], "{}", "[]"):
+        with open(path, "w") as f:
+            f.write(damaged)
+        assert code_of(run_dir).code == "plan-unreadable"
