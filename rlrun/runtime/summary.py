@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rlrun.errors import RlrunError, RunFailed
@@ -34,7 +34,6 @@ class Outcome:
     hf_checkpoint: str | None = None
     mlflow_run_id: str | None = None
     error: BaseException | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, status: str, exit_code: int, error: BaseException) -> None:
         self.status, self.exit_code, self.error = status, exit_code, error
@@ -92,7 +91,6 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "checkpoint": outcome.checkpoint,
         "hf_checkpoint": outcome.hf_checkpoint,
         "error": None if error is None else {"type": type(error).__name__, "message": str(error)},
-        **outcome.extra,
     }
 
 

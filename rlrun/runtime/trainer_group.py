@@ -73,6 +73,3 @@ class TrainerGroup:
 
     def digest(self) -> list[dict[str, str]]:
         return self._call("hashing the state", self._timeouts.save_s, lambda a, _: a.digest.remote())
-
-    def close(self) -> None:
-        self._call("closing", 20.0, lambda a, _: a.close.remote())

@@ -26,6 +26,7 @@ from rlrun.backends.base import EngineAddress
 from rlrun.backends.sglang.args import router_command, server_command, server_env
 from rlrun.backends.sglang.owner import OWNER_FD
 from rlrun.errors import RunFailed
+from rlrun.plan.ports import is_free
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
 
 POLL_S = 0.1
@@ -233,13 +234,13 @@ def choose_port(wanted: int | None, host: str, part: str) -> int:
     in the meantime any outgoing connection could have been given an ephemeral one.
     """
     if wanted is not None:
-        if not _is_free(wanted, host):
+        if not is_free(wanted, host):
             raise RunFailed(part, f"port {wanted} is in use", "set rollout.port to a free port, or to null")
         return wanted
     ports = list(range(20_000, _first_ephemeral_port()))
     random.SystemRandom().shuffle(ports)
     for port in ports:
-        if _is_free(port, host):
+        if is_free(port, host):
             return port
     raise RunFailed(part, f"no free port on {host} in 20000..{_first_ephemeral_port() - 1}")
 
@@ -248,16 +249,6 @@ def _first_ephemeral_port() -> int:
     path = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first = int(path.read_text().split()[0]) if path.exists() else 32_768
     return first if first > 21_000 else 32_768
-
-
-def _is_free(port: int, host: str) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 def _wait_until(process: OwnedProcess, ready: Callable[[], bool], deadline_s: float) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.dataset import foreign_characters
 from rlrun.plan.placement import ports
+from rlrun.plan.ports import is_free
 
 HOST = "127.0.0.1"
 LAST_PORT = 65535
@@ -153,10 +153,15 @@ def free_ports(c: Context) -> Iterator[Problem]:
         hint = f"set rollout.port to {LAST_PORT + 1 - len(needed)} or less, or to null"
         yield c.problem("port-out-of-range", summary, "rollout.port", hint=hint)
         return
-    taken = [port for port in needed if not _is_free(port)]
+    taken = [port for port in needed if not is_free(port, HOST)]
     if taken:
         free = next(
-            (p for p in range(first + 1, LAST_PORT - len(needed)) if all(map(_is_free, _needed_ports(p, count)))), None
+            (
+                p
+                for p in range(first + 1, LAST_PORT - len(needed))
+                if all(is_free(n, HOST) for n in _needed_ports(p, count))
+            ),
+            None,
         )
         hint = f"set rollout.port to {free}, or to null" if free is not None else "set rollout.port to null"
         summary = f"port {', '.join(map(str, taken))} of {first} to {needed[-1]} is in use on this machine"
@@ -166,16 +171,6 @@ def free_ports(c: Context) -> Iterator[Problem]:
 def _needed_ports(first: int, num_engines: int) -> list[int]:
     engines, router = ports(first, num_engines)
     return [*(port for pair in engines for port in pair), *([router] if router is not None else [])]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 def _short(path: str) -> str:
