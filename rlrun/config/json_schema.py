@@ -11,7 +11,8 @@ from typing import Any
 
 from rlrun.config.keys import section_of
 from rlrun.config.origin import COMMAND_LINE
-from rlrun.config.schema import RunConfig, Section
+from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import Section
 from rlrun.errors import Problem, RlrunError, Where
 
 DIALECT = "http://json-schema.org/draft-07/schema#"

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
-from rlrun.config.schema import RunConfig, Section
+from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import Section
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun.config.keys import section_of
-from rlrun.config.schema import Section
+from rlrun.config.sections.base import Section
 
 
 class Unreadable(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
@@ -15,39 +14,17 @@ from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
+from rlrun.plan.decide.model import model_plan
+from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
+from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
+from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
 from rlrun.plan.identity import config_hash, resolved
 from rlrun.plan.memory import estimate
-from rlrun.plan.rules.algo import optimizer_steps
 from rlrun.plan.rules.memory import layout_of
-from rlrun.plan.types import (
-    AlgoPlan,
-    BatchPlan,
-    ChangedValue,
-    CheckpointPlan,
-    DataPlan,
-    DatasetPlan,
-    EnginePlan,
-    EvalPlan,
-    MemoryPlan,
-    ModelPlan,
-    OptimizerPlan,
-    RewardPlan,
-    RolloutPlan,
-    RouterPlan,
-    RunPlan,
-    SyncPlan,
-    TimeoutsPlan,
-    TrackingPlan,
-    TrainPlan,
-)
+from rlrun.plan.types import ChangedValue, CheckpointPlan, MemoryPlan, RewardPlan, RunPlan, TimeoutsPlan
 
 if TYPE_CHECKING:
     from rlrun.config.load import Loaded
-
-CONTEXT_MARGIN = 8
-"""Tokens an engine allows beyond prompt and response; SGLang refuses a request that fills its context exactly."""
-
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def load_plan(overrides: Sequence[str], config_dir: str | None = None) -> RunPlan:
@@ -78,8 +55,8 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
     config = c.config
     assert isinstance(config, RunConfig)
     p = config.placement
-    model = _model(c)
-    engines, router = _engines(config)
+    model = model_plan(c)
+    engines, router = engines_plan(config)
     return RunPlan(
         name=config.name,
         experiment=experiment,
@@ -95,169 +72,23 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         slots=placement.slots(p),
         max_staleness=config.async_mode.max_staleness,
         model=model,
-        train=_train(config),
-        algo=_algo(c),
-        batch=_batch(config),
+        train=train_plan(config),
+        algo=algo_plan(c),
+        batch=batch_plan(config),
         engines=engines,
         router=router,
-        rollout=_rollout(config),
-        data=DataPlan(_dataset(c, "train"), _dataset(c, "eval"), config.data.shuffle, config.data.system_prompt),  # type: ignore[arg-type]
+        rollout=rollout_plan(config),
+        data=data_plan(c),
         reward=RewardPlan(config.reward.function, dict(config.reward.arguments), float(config.reward.timeout_s)),
-        sync=_sync(config, model),
-        eval=_eval(config),
+        sync=sync_plan(config, model),
+        eval=eval_plan(config),
         checkpoint=CheckpointPlan(**config.checkpoint.model_dump()),
-        tracking=_tracking(config),
+        tracking=tracking_plan(config),
         timeouts=TimeoutsPlan(**{k: float(v) for k, v in config.timeouts.model_dump().items()}),
         changed=_changed(c),
         resolved_config=resolved(c),
         memory=_memory(c),
     )
-
-
-def _model(c: Context) -> ModelPlan:
-    m, device = c.config.model, c.config.placement.device
-    dtype = {"cpu": "float32", "cuda": "bfloat16"}[device] if m.dtype == "auto" else m.dtype
-    path = None if m.init == "random" else c.model_dir or m.path
-    return ModelPlan(m.name, c.spec, m.init, path, m.alphabet, dtype)
-
-
-def _train(config: RunConfig) -> TrainPlan:
-    p, t = config.placement, config.trainer
-    return TrainPlan(
-        slots=placement.trainer_slots(p),
-        tp=p.trainer.tp,
-        pp=p.trainer.pp,
-        cp=p.trainer.cp,
-        dp=placement.data_parallel(p),
-        backend={"cpu": "gloo", "cuda": "nccl"}[p.device],
-        threads=p.trainer_threads,
-        batching=t.batching,
-        max_tokens_per_gpu=t.max_tokens_per_gpu,
-        micro_batch_size=t.micro_batch_size,
-        recompute=t.recompute,
-        sequence_parallel=t.sequence_parallel,
-        distributed_optimizer=t.distributed_optimizer,
-        ep=p.trainer.ep,
-    )
-
-
-def _algo(c: Context) -> AlgoPlan:
-    a = c.config.algo
-    optimizer = OptimizerPlan(
-        lr=float(a.lr),
-        min_lr=float(a.min_lr),
-        schedule=a.lr_schedule,
-        warmup_steps=a.lr_warmup_steps,
-        total_steps=optimizer_steps(c),
-        weight_decay=float(a.weight_decay),
-        beta1=float(a.adam_beta1),
-        beta2=float(a.adam_beta2),
-        eps=float(a.adam_eps),
-        clip_grad=float(a.clip_grad),
-    )
-    return AlgoPlan(
-        name=a.name,
-        advantage=a.advantage,
-        normalize_by_std=a.normalize_by_std,
-        clip_low=float(a.clip_low),
-        clip_high=float(a.clip_high),
-        loss_aggregation=a.loss_aggregation,
-        kl_coef=float(a.kl_coef),
-        kl_estimator=a.kl_estimator,
-        uses_reference=a.kl_coef > 0,
-        optimizer=optimizer,
-    )
-
-
-def _batch(config: RunConfig) -> BatchPlan:
-    a, dp = config.algo, placement.data_parallel(config.placement)
-    samples_per_step = a.groups_per_step * a.group_size
-    return BatchPlan(
-        prompts_per_rollout=a.prompts_per_rollout,
-        group_size=a.group_size,
-        samples_per_rollout=a.prompts_per_rollout * a.group_size,
-        groups_per_step=a.groups_per_step,
-        samples_per_step=samples_per_step,
-        optimizer_steps_per_rollout=a.prompts_per_rollout // a.groups_per_step,
-        samples_per_rank=-(-samples_per_step // dp),
-    )
-
-
-def _engines(config: RunConfig) -> tuple[tuple[EnginePlan, ...], RouterPlan | None]:
-    p, r, s = config.placement, config.rollout, config.rollout.sglang
-    slots = placement.engine_slots(p)
-    engine_ports, router_port = placement.ports(r.port, len(slots)) if r.port is not None else ([], None)
-    backend = (
-        {"cpu": "torch_native", "cuda": "triton"}[p.device] if s.attention_backend == "auto" else s.attention_backend
-    )
-    engines = tuple(
-        EnginePlan(
-            index=index,
-            slots=own,
-            tp=len(own),
-            port=engine_ports[index][0] if engine_ports else None,
-            dist_port=engine_ports[index][1] if engine_ports else None,
-            threads=p.engine_threads,
-            attention_backend=backend,
-            mem_fraction_static=s.mem_fraction_static,
-            max_total_tokens=s.max_total_tokens,
-            max_running_requests=s.max_running_requests,
-            cuda_graph=s.cuda_graph,
-            log_level=s.log_level,
-            seeded=r.seeded,
-            context_length=r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN,
-        )
-        for index, own in enumerate(slots)
-    )
-    return engines, RouterPlan(r.router_policy, router_port) if len(engines) > 1 else None
-
-
-def _rollout(config: RunConfig) -> RolloutPlan:
-    r = config.rollout
-    return RolloutPlan(
-        max_prompt_tokens=r.max_prompt_tokens,
-        max_response_tokens=r.max_response_tokens,
-        temperature=float(r.temperature),
-        stop=tuple(r.stop),
-        seeded=r.seeded,
-        request_timeout_s=float(r.request_timeout_s),
-        max_retries=r.max_retries,
-        max_concurrent_groups=r.max_concurrent_groups,
-    )
-
-
-def _dataset(c: Context, name: str) -> DatasetPlan | None:
-    dataset, rows = getattr(c.config.data, name), c.rows(name)
-    if dataset is None or rows is None:
-        return None
-    return DatasetPlan(absolute(dataset.path), dataset.prompt_key, dataset.label_key, rows.num_rows)
-
-
-def _sync(config: RunConfig, model: ModelPlan) -> SyncPlan:
-    s = config.weight_sync
-    backend = {
-        ("tensor", "cpu"): "value",
-        ("tensor", "cuda"): "cuda_ipc",
-        ("distributed", "cpu"): "gloo",
-        ("distributed", "cuda"): "nccl",
-    }[s.transport, config.placement.device]
-    total = model.spec.num_parameters * BYTES[model.dtype]
-    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total)
-
-
-def _eval(config: RunConfig) -> EvalPlan | None:
-    e = config.eval
-    if e.interval is None:
-        return None
-    return EvalPlan(e.interval, e.before_train, e.samples_per_prompt, float(e.temperature), e.max_prompts)
-
-
-def _tracking(config: RunConfig) -> TrackingPlan | None:
-    t = config.tracking
-    if not t.enabled:
-        return None
-    default = "sqlite:///" + os.path.join(absolute(config.output_dir), "mlflow.db")
-    return TrackingPlan(t.uri or default, t.experiment or config.name)
 
 
 def _memory(c: Context) -> MemoryPlan | None:

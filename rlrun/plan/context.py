@@ -11,7 +11,8 @@ from typing import Any
 from rlrun.config.keys import all_keys
 from rlrun.config.origin import Origins
 from rlrun.config.partial import Partial, Unreadable
-from rlrun.config.schema import ArchitectureConfig, RunConfig
+from rlrun.config.schema import RunConfig
+from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.dataset import Scan, scan
 from rlrun.plan.families import fields_of

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
-from rlrun.plan.families import RUNNABLE
+from rlrun.plan.limits import limits
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
 
@@ -127,11 +127,9 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _facts(plan: RunPlan) -> list[tuple[str, str]]:
-    family = plan.model.spec.family
-    not_yet = f"not yet (family {family} is planned, this version trains {', '.join(RUNNABLE)})"
     return [
         ("model", _model(plan)),
-        *([] if family in RUNNABLE else [("run", not_yet)]),
+        *(("run", f"not yet: {limit.what}") for limit in limits(plan)),
         ("step", _step(plan)),
         ("batch", _batch(plan)),
         ("mode", f"{_mode(plan)}, {plan.placement_mode}"),

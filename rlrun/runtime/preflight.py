@@ -9,7 +9,7 @@ import os
 from dataclasses import replace
 
 from rlrun.errors import Problem, RlrunError
-from rlrun.plan.families import RUNNABLE
+from rlrun.plan.limits import limits
 from rlrun.plan.types import RunPlan
 
 NEEDED = ("ray", "torch", "megatron-core", "sglang", "transformers")
@@ -37,16 +37,7 @@ def _installed(package: str) -> bool:
 
 def check_machine(plan: RunPlan) -> None:
     """Raises RlrunError with everything this machine, or this version, lacks for the plan."""
-    problems = []
-    family = plan.model.spec.family
-    if family not in RUNNABLE:
-        problems.append(
-            Problem(
-                "family-not-runnable",
-                f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}",
-                hint="use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b",
-            )
-        )
+    problems = [Problem(limit.code, limit.what, hint=limit.hint) for limit in limits(plan)]
     needed = list(NEEDED)
     if plan.tracking is not None:
         needed.append("mlflow")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.algos.advantages import ADVANTAGES, grpo, zero_variance_groups
-from rlrun.config.schema import AlgoConfig
+from rlrun.config.sections.algo import AlgoConfig
 
 rewards_of_group = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), min_size=1, max_size=6)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlrun.algos.losses import KL_ESTIMATORS, kl_estimate, policy_loss
 from rlrun.algos.weights import LOSS_WEIGHTS, loss_weights
-from rlrun.config.schema import AlgoConfig
+from rlrun.config.sections.algo import AlgoConfig
 
 KINDS = sorted(KL_ESTIMATORS)
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}

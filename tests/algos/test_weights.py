@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.algos.weights import LOSS_WEIGHTS, loss_weights
-from rlrun.config.schema import AlgoConfig
+from rlrun.config.sections.algo import AlgoConfig
 
 masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8).map(np.array), min_size=1, max_size=8)
 

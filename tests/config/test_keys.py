@@ -5,7 +5,8 @@ from typing import get_args
 import pytest
 
 from rlrun.config.keys import all_keys, find_key, nearest_key, section_of
-from rlrun.config.schema import RunConfig, Section
+from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import Section
 
 
 def sections(section: type[Section]) -> list[type[Section]]:

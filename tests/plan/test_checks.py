@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,22 +20,8 @@ from rlrun.plan.build import load_plan
 from rlrun.plan.codes import CODES
 
 sys.path.insert(0, str(Path(__file__).parent))
+from case import BIG, QUICK, Case
 from pinned import PINNED
-
-QUICK = "+experiment=quickstart"
-BIG = "+experiment=qwen3_grpo"
-
-
-@dataclass(frozen=True)
-class Case:
-    """`words` raise `code`; with `fix` appended, which is what the hint says, they do not."""
-
-    code: str
-    words: Sequence[str]
-    fix: Sequence[str] = ()
-    prepare: Callable[[Path], None] | None = None
-    repair: Callable[[Path], None] | None = None
-    config_dir: str | None = None
 
 
 def write_rows(folder: Path, *lines: str) -> None:
@@ -321,6 +307,10 @@ def codes_of(words: Sequence[str], config_dir: str | None = None) -> list[str]:
     return [p.code for p in problems_of(words, config_dir)]
 
 
+for module in sorted((Path(__file__).parent / "cases").glob("*.py")):
+    CASES += runpy.run_path(str(module))["CASES"]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code}: {case.words[-1]}")
 def test_a_broken_configuration_is_named_and_its_hint_works(case: Case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -361,7 +351,7 @@ def raised_codes(*folders: str) -> set[str]:
     files = [
         f for folder in folders for f in ([root / folder] if folder.endswith(".py") else (root / folder).rglob("*.py"))
     ]
-    pattern = re.compile(r'(?:roblem)\(\s*(?:c,\s*)?"([a-z]+(?:-[a-z]+)+)"')
+    pattern = re.compile(r'(?:roblem|Limit)\(\s*(?:c,\s*)?"([a-z]+(?:-[a-z]+)+)"')
     return {code for file in files for code in pattern.findall(file.read_text())}
 
 
@@ -374,6 +364,7 @@ def test_every_code_in_the_source_is_documented_and_every_documented_one_is_rais
 def test_every_code_of_configuration_plan_and_command_line_is_triggered_here(tmp_path):
     elsewhere = {"port-in-use", "bad-usage", "choice-not-possible"}
     elsewhere |= {"no-run-there", "words-unreadable", "plan-unreadable"}  # test_diff.py
+    elsewhere |= raised_codes("plan/limits.py")  # test_limits.py
     ours = (raised_codes("config", "plan", "cli.py") | {"wrong-type", "not-allowed"}) - {"run-failed"}
     assert ours - {case.code for case in CASES} - elsewhere == set()
 

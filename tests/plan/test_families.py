@@ -10,11 +10,8 @@ import pytest
 from rlrun.config.shipped import shipped
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
-from rlrun.plan.families import FAMILIES, RUNNABLE
 from rlrun.plan.model_spec import read_architecture, spec_from_directory
 from rlrun.plan.parameters import stage_parameters
-from rlrun.plan.render import render_plan
-from rlrun.runtime.preflight import check_machine
 
 # Parameters of the released text models, without multi-token-prediction layers and vision towers.
 TOTALS = {
@@ -251,30 +248,3 @@ def test_shared_indexers_are_where_the_checkpoint_has_them():
     spec = load_plan([*ON_CPU, "model=glm5_2"]).model.spec
     assert spec.indexer is not None
     assert spec.indexer.full_layers == (0, 1, 2, *range(6, 75, 4))
-
-
-OF_FAMILY = {
-    "qwen3_moe": "qwen3_30b_a3b",
-    "qwen3_5": "qwen3_5_0_8b",
-    "qwen3_5_moe": "qwen3_5_35b_a3b",
-    "glm4": "glm4_9b",
-    "glm4_moe": "glm4_5_air",
-    "glm4_moe_lite": "glm4_7_flash",
-    "glm_moe_dsa": "glm5",
-    "minimax_m2": "minimax_m2",
-}
-
-
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(RUNNABLE)))
-def test_a_family_that_cannot_run_yet_says_so_before_anything_starts(family):
-    plan = load_plan([*ON_CPU, f"model={OF_FAMILY[family]}"])
-    assert plan.model.spec.family == family
-    assert f"run       not yet (family {family} " in render_plan(plan)
-    with pytest.raises(RlrunError) as e:
-        check_machine(plan)
-    assert "family-not-runnable" in [p.code for p in e.value.problems]
-
-
-def test_a_family_that_runs_is_not_refused(monkeypatch):
-    monkeypatch.setattr("rlrun.runtime.preflight._installed", lambda package: True)
-    check_machine(load_plan(["+experiment=quickstart"]))

@@ -231,7 +231,7 @@ def test_what_is_suggested_fits(m):
 def test_every_kind_of_gpu_in_the_schema_has_a_size():
     from typing import get_args
 
-    from rlrun.config.schema import PlacementConfig
+    from rlrun.config.sections.placement import PlacementConfig
 
     assert set(get_args(PlacementConfig.model_fields["gpu"].annotation)) == set(GPUS)
 

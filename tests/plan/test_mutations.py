@@ -15,9 +15,12 @@ from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.plan.codes import CODES
 
-ENTRIES: dict[str, list[dict[str, Any]]] = yaml.safe_load(
-    (Path(__file__).parent / "mutations.yaml").read_text(encoding="utf-8")
-)
+HERE = Path(__file__).parent
+FILES = [HERE / "mutations.yaml", *sorted((HERE / "mutations").glob("*.yaml"))]
+ENTRIES: dict[str, list[dict[str, Any]]] = {"broken": [], "valid": []}
+for file in FILES:
+    for kind, entries in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+        ENTRIES[kind] += entries
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlrun.config.schema import ArchitectureConfig
+from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.context import Context
 from rlrun.plan.families import RUNNABLE, fields_of

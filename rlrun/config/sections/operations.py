@@ -1,0 +1,41 @@
+"""Checkpoints, tracking, deadlines."""
+
+from __future__ import annotations
+
+from rlrun.config.sections.base import NotEmpty, Positive, Seconds, Section
+
+
+class CheckpointConfig(Section):
+    interval: Positive | None = None
+    """Save every so many steps; the last step is always saved. Null saves only the last."""
+    keep: Positive = 2
+    """Newest checkpoints kept."""
+    hf_at_end: bool = True
+    """Also write the final weights as a Hugging Face checkpoint."""
+    digest: bool = False
+    """Write sha256 of every rank's weights, optimizer, random and learning-rate state beside each checkpoint, to
+    compare two runs bit for bit. Reads all state once, so slow on large models."""
+
+
+class TrackingConfig(Section):
+    enabled: bool = True
+    """Log to MLflow."""
+    uri: NotEmpty | None = None
+    """MLflow tracking URI; null is a sqlite file in `output_dir`."""
+    experiment: NotEmpty | None = None
+    """MLflow experiment; null is the run's name."""
+
+
+class TimeoutsConfig(Section):
+    """Deadlines of the phases; a phase that misses its own ends the run with the part that was late."""
+
+    start_s: Seconds = 900.0
+    """Ray, trainer and engines ready."""
+    generate_s: Seconds = 3600.0
+    """One step's rollout."""
+    train_s: Seconds = 3600.0
+    """Log-probs and optimizer steps of one step."""
+    sync_s: Seconds = 600.0
+    """One weight sync."""
+    save_s: Seconds = 1800.0
+    """One checkpoint."""

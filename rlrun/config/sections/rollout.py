@@ -1,0 +1,52 @@
+"""Generation: sampling, requests, engine settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, Positive, Seconds, Section
+
+
+class SglangConfig(Section):
+    """Settings of each SGLang server. Ports, model path and parallel sizes come from the plan."""
+
+    attention_backend: Literal["auto", "torch_native", "triton", "fa3", "flashinfer"] = "auto"
+    """auto is torch_native on cpu and triton on cuda."""
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of a GPU for weights and KV cache; cuda only. Null lets SGLang decide."""
+    max_total_tokens: Positive | None = None
+    """Size of the KV cache in tokens; required on cpu, where SGLang would take 16 GB."""
+    max_running_requests: Positive = 64
+    """Requests decoded together in one engine."""
+    cuda_graph: bool = False
+    """Capture CUDA graphs for decoding; cuda only. Faster decoding, slower start."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Level of the server's log file in the run folder."""
+
+
+class RolloutConfig(Section):
+    max_prompt_tokens: Positive = 1024
+    """Longest prompt after the chat template; longer ones are an error, named by row."""
+    max_response_tokens: Positive = 1024
+    """Most tokens generated for one sample."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer divides its logits by the same value."""
+    stop: list[str] = Field(default=[])
+    """Strings that end a sample, beside the end-of-sequence token."""
+    seeded: bool = False
+    """Give every request its own seed, derived from seed, step and sample, so that a run can be repeated."""
+    request_timeout_s: Seconds = Field(default=600.0, json_schema_extra=NOT_SEMANTIC)
+    """Deadline of one request; a request that misses it is retried."""
+    max_retries: NonNegative = Field(default=3, json_schema_extra=NOT_SEMANTIC)
+    """Times a failed request is sent again before the run fails."""
+    max_concurrent_groups: Positive = Field(default=256, json_schema_extra=NOT_SEMANTIC)
+    """Prompt groups in flight at once."""
+    router_policy: Literal["round_robin", "cache_aware", "random"] = Field(
+        default="round_robin", json_schema_extra=NOT_SEMANTIC
+    )
+    """How sglang-router spreads requests when there is more than one engine."""
+    port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
+    """First port of the engines and the router, which take consecutive ones; null picks free ports."""
+    sglang: SglangConfig = Field(default=SglangConfig(), json_schema_extra=NOT_SEMANTIC)

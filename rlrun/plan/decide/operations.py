@@ -1,0 +1,37 @@
+"""Data, evaluation and tracking."""
+
+from __future__ import annotations
+
+import os
+
+from rlrun.config.schema import RunConfig
+from rlrun.plan.context import Context, absolute
+from rlrun.plan.parts.operations import DataPlan, DatasetPlan, EvalPlan, TrackingPlan
+
+
+def data_plan(c: Context) -> DataPlan:
+    train = _dataset(c, "train")
+    assert train is not None
+    return DataPlan(train, _dataset(c, "eval"), c.config.data.shuffle, c.config.data.system_prompt)
+
+
+def _dataset(c: Context, name: str) -> DatasetPlan | None:
+    dataset, rows = getattr(c.config.data, name), c.rows(name)
+    if dataset is None or rows is None:
+        return None
+    return DatasetPlan(absolute(dataset.path), dataset.prompt_key, dataset.label_key, rows.num_rows)
+
+
+def eval_plan(config: RunConfig) -> EvalPlan | None:
+    e = config.eval
+    if e.interval is None:
+        return None
+    return EvalPlan(e.interval, e.before_train, e.samples_per_prompt, float(e.temperature), e.max_prompts)
+
+
+def tracking_plan(config: RunConfig) -> TrackingPlan | None:
+    t = config.tracking
+    if not t.enabled:
+        return None
+    default = "sqlite:///" + os.path.join(absolute(config.output_dir), "mlflow.db")
+    return TrackingPlan(t.uri or default, t.experiment or config.name)

@@ -1,0 +1,44 @@
+"""Codes: files, reward, ports."""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    "output-dir-unusable": (
+        "The run folder cannot be made below output_dir: a part of the path is a file, or a folder that may not be "
+        "written to. A run would end before its first step."
+    ),
+    "unexpanded-variable": (
+        "A path contains $NAME. rlrun expands ~, and leaves $NAME to the shell: inside single quotes or a YAML "
+        "file it would name a folder called `$NAME`. YAML says ${oc.env:NAME}."
+    ),
+    "tracking-uri": (
+        "tracking.uri is an address that no MLflow store in this environment understands. It is a database "
+        "(sqlite:///mlflow.db), a server (http://host:5000), or databricks."
+    ),
+    "file-not-found": ("A data file cannot be opened. Relative paths begin at the folder in which rlrun was started."),
+    "malformed-jsonl": (
+        "A data file is JSONL: every line is one JSON object with the field data.*.prompt_key (a text, or a "
+        "list of {role, content} messages) and, unless it is null, data.*.label_key. The first five bad lines "
+        "are listed."
+    ),
+    "dataset-too-small": (
+        "A rollout draws algo.prompts_per_rollout different prompts, so the training file needs at least that "
+        "many rows; an evaluation file needs one."
+    ),
+    "prompt-too-long": (
+        "A prompt has more tokens, after the chat template, than rollout.max_prompt_tokens. Prompts are never "
+        "cut: a shortened problem is another problem."
+    ),
+    "reward-not-importable": (
+        "The module of reward.function could not be imported, or has no function of that name. The exception "
+        "is shown. The folder in which rlrun was started is importable."
+    ),
+    "reward-arguments": (
+        "The reward function cannot be called as f(prompt, response_text, label, **reward.arguments)."
+    ),
+    "port-in-use": (
+        "Engines and router take consecutive ports from rollout.port: two for each engine, then one for the "
+        "router. One of them is taken on this machine. null picks free ones."
+    ),
+    "port-out-of-range": "Counted from rollout.port, the last port would be above 65535.",
+}

@@ -1,0 +1,17 @@
+"""Codes: this machine, looked at when a run starts."""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    "engines-not-installed": (
+        "This environment can plan but not run: Ray, torch, Megatron-core, SGLang or another package is "
+        "missing. `make setup` installs them for a CPU, `pip install rlrun[gpu]` for CUDA."
+    ),
+    "family-not-runnable": (
+        "All families can be planned, with their exact parameter counts and memory; the trainer of this version has "
+        "the weight mapping of Qwen3 dense models alone."
+    ),
+    "too-few-gpus": (
+        "The plan is consistent, and this machine (without RAY_ADDRESS naming a cluster) has fewer GPUs than it needs."
+    ),
+}

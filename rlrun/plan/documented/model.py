@@ -1,0 +1,41 @@
+"""Codes: model."""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    "model-not-found": (
+        "model.path is neither the folder of a Hugging Face checkpoint (with a readable config.json) nor the "
+        "id of a model on the Hub. Paths begin with /, ./ or ~; a bare org/name that is no folder here is "
+        "taken as a Hub id."
+    ),
+    "model-incomplete": (
+        "The folder has a config.json and lacks weights or tokenizer files that it names, for instance after "
+        "an interrupted download."
+    ),
+    "model-unsupported": (
+        "config.json describes something that the weight mapping of model.family does not compute: another "
+        "model type, attention biases, a scaled rotary embedding, quantised weights. Training it would train "
+        "a different function than the engine serves."
+    ),
+    "architecture-mismatch": (
+        "model.architecture and the checkpoint's own config.json disagree; all differing fields are listed. "
+        "The YAML describes another model than the folder holds: choose the matching model=..., or correct "
+        "the fields."
+    ),
+    "heads-indivisible": (
+        "Each key/value head serves the same number of query heads, so num_key_value_heads has to divide "
+        "num_attention_heads; and head_dim is even, because the rotary embedding turns its columns in pairs."
+    ),
+    "alphabet-repeats": "Each character of model.alphabet is one token, so it may occur once.",
+    "vocab-mismatch": (
+        "A random model has a tokenizer of three special tokens and the characters of model.alphabet, and "
+        "architecture.vocab_size is that many. A larger vocabulary would let the model sample ids that mean "
+        "nothing."
+    ),
+    "vocab-too-small": "A random model's vocabulary cannot hold the special tokens and model.alphabet.",
+    "unknown-character": (
+        "A prompt contains characters that the tokenizer of a random model does not have. Add them to "
+        "model.alphabet (and to architecture.vocab_size), or change the prompts."
+    ),
+    "random-family": "A checkpoint of random weights can be made for qwen3 only; other families need model.path.",
+}

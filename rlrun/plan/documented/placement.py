@@ -1,0 +1,68 @@
+"""Codes: placement."""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    "too-many-gpus": (
+        "The run needs more GPUs (slots on cpu) than its nodes have. Colocated runs need the larger of "
+        "placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this check "
+        "Ray would wait for ever."
+    ),
+    "too-few-samples": (
+        "A data-parallel replica of the trainer, or an engine, would have no sample to work on in any step, and its "
+        "GPUs would be held for nothing. Raise the batch, or ask for fewer GPUs."
+    ),
+    "trainer-indivisible": (
+        "A replica of the model takes tp x pp x cp GPUs, and the trainer's GPUs hold a whole number of "
+        "replicas, whose number is the data-parallel size."
+    ),
+    "tp-indivisible": (
+        "Tensor parallelism gives every rank the same number of attention heads, key/value heads, MLP columns "
+        "and vocabulary rows; placement.trainer.tp has to divide all four."
+    ),
+    "engine-tp-indivisible": (
+        "An engine with several GPUs is tensor-parallel over all of them, so "
+        "placement.rollout.gpus_per_engine has to divide attention heads and MLP columns, and to divide the "
+        "key/value heads or be a multiple of them."
+    ),
+    "ep-indivisible": (
+        "Expert parallelism gives every rank the same number of experts: placement.trainer.ep has to divide the "
+        "experts and the trainer's GPUs of one pipeline stage."
+    ),
+    "layers-indivisible": ("Pipeline stages have the same number of layers: placement.trainer.pp has to divide them."),
+    "cp-unsupported": (
+        "Context parallelism is not part of this version; placement.trainer.cp has to be 1. Long samples fit "
+        "with trainer.recompute=full or a larger tp."
+    ),
+    "engines-indivisible": (
+        "Every engine has placement.rollout.gpus_per_engine GPUs, and together they have "
+        "placement.rollout.gpus: the first has to divide the second."
+    ),
+    "engine-crosses-nodes": (
+        "The GPUs of one engine have to be on one node. Engines are laid out from the first GPU after the "
+        "trainer's (from GPU 0 when colocated), without gaps."
+    ),
+    "transport-impossible": (
+        "Weights reach the engines by tensor transport, which hands over memory and needs trainer and engines "
+        "on the same GPUs of one node, or by distributed transport, a process group in which NCCL allows each "
+        "GPU once and which therefore needs disaggregated placement on cuda."
+    ),
+    "attention-backend": (
+        "The attention backend does not run on this device (only torch_native runs on a CPU), or cannot give "
+        "results that are independent of the batch, which seeded sampling needs. auto picks one that works."
+    ),
+    "engine-memory-unset": (
+        "A colocated engine keeps its share of the GPU while the trainer works, and SGLang's own choice leaves "
+        "the trainer almost nothing: the run would end out of memory. rollout.sglang.mem_fraction_static is the "
+        "engine's share of the whole GPU; shipped placements set it."
+    ),
+    "kv-cache-unset": (
+        "On a CPU the KV cache has no natural limit, and SGLang would allocate 16 GB. "
+        "rollout.sglang.max_total_tokens gives its size in tokens; shipped cpu placements set it."
+    ),
+    "kv-cache-too-small": (
+        "rollout.sglang.max_total_tokens has to hold at least one sample of the longest prompt and response, "
+        "or such a request would never be scheduled. Several times that much lets samples be decoded "
+        "together."
+    ),
+}

@@ -1,0 +1,61 @@
+"""Data, reward, evaluation, checkpoints, tracking and deadlines, decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DatasetPlan:
+    path: str  # absolute
+    prompt_key: str
+    label_key: str | None
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    train: DatasetPlan
+    eval: DatasetPlan | None
+    shuffle: bool
+    system_prompt: str | None
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    function: str
+    arguments: dict[str, Any]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    interval: int
+    before_train: bool
+    samples_per_prompt: int
+    temperature: float
+    max_prompts: int | None
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    interval: int | None
+    keep: int
+    hf_at_end: bool
+    digest: bool
+
+
+@dataclass(frozen=True)
+class TrackingPlan:
+    uri: str
+    experiment: str
+
+
+@dataclass(frozen=True)
+class TimeoutsPlan:
+    start_s: float
+    generate_s: float
+    train_s: float
+    sync_s: float
+    save_s: float
