@@ -1,0 +1,181 @@
+"""One trainer rank against the plan: peak memory of each phase, tokens a second and MFU, for random weights of a shape.
+
+    python benchmarks/gpu/bench_trainer.py                 # the table, on an NVIDIA GPU
+    python benchmarks/gpu/bench_trainer.py --tiny          # the same code with a tiny model on this CPU, no memory
+
+For each case: what torch's allocator saw at the worst moment, in GiB, and the plan's prediction (`rlrun.plan.memory`)
+over it. The allocator does not see the CUDA context, which the plan's overhead allows for, so that term and the engine's
+are left out. `per 1k` is the peak above the state in MiB a thousand tokens of a micro-batch: the same for one sample of
+8, 16 and 32 thousand tokens when memory is linear in the length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlrun.backends.base import Rendezvous
+from rlrun.backends.megatron.model import build_model
+from rlrun.backends.megatron.trainer import MegatronTrainer
+from rlrun.data.types import TrainBatch
+from rlrun.plan.build import load_plan
+from rlrun.plan.types import RunPlan
+
+GIB = 2**30
+PEAK_TFLOPS = 989.0  # dense bfloat16 of an H100 or H200 (NVIDIA's data sheet, without sparsity)
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    tokens: int  # of one packed micro-batch
+    samples: int  # in it
+    micro_batches: int
+    recompute: str
+
+
+CASES = [
+    Case("qwen3_0_6b", 8192, 1, 1, "none"),
+    Case("qwen3_0_6b", 16384, 1, 1, "none"),
+    Case("qwen3_0_6b", 32768, 1, 1, "none"),
+    Case("qwen3_0_6b", 16384, 8, 2, "none"),
+    Case("qwen3_0_6b", 16384, 8, 2, "full"),
+    Case("qwen3_4b", 16384, 8, 2, "full"),
+    Case("qwen3_4b", 16384, 1, 1, "full"),
+]
+TINY = [Case("tiny", 256, 4, 2, "none"), Case("tiny", 256, 1, 1, "full")]
+
+
+class RandomTrainer(MegatronTrainer):
+    """Megatron's own initial weights: a checkpoint of this size would only be read to be timed."""
+
+    def _load_model(self, model_dir: str) -> Any:
+        return build_model(self.plan.model.spec, self.plan.train, self.dtype)
+
+
+def plan_of(case: Case) -> RunPlan:
+    longest = case.tokens // case.samples
+    common = [f"rollout.max_prompt_tokens={longest // 2}", f"rollout.max_response_tokens={longest - longest // 2}"]
+    common += [f"trainer.max_tokens_per_gpu={case.tokens}", f"trainer.recompute={case.recompute}"]
+    if case.model == "tiny":
+        return load_plan(["+experiment=quickstart", *common])
+    gpu = ["placement=gpu_1", "placement.gpu=h200_141gb", "rollout.sglang.mem_fraction_static=0.2"]
+    model = [f"model={case.model}", "model.architecture.max_position_embeddings=65536"]
+    return load_plan(["+experiment=qwen3_grpo", *gpu, *model, *common])
+
+
+def batch_of(case: Case, vocab: int) -> TrainBatch:
+    rng = np.random.default_rng(0)
+    n, length = case.samples * case.micro_batches, case.tokens // case.samples
+    total = n * (length - 1)
+    tokens = [rng.integers(0, vocab, length) for _ in range(n)]
+
+    def each(value: float) -> list[np.ndarray]:
+        return [np.concatenate([[0.0], np.full(length - 1, value)]).astype(np.float32) for _ in range(n)]
+
+    micro_batches = [list(range(i, i + case.samples)) for i in range(0, n, case.samples)]
+    names = {"advantages": each(1.0), "old_logprobs": each(-11.0), "rollout_logprobs": each(-11.0)}
+    return TrainBatch(tokens=tokens, micro_batches=micro_batches, loss_weights=each(1 / total), **names)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Meter:
+    """Peak of torch's allocator around a piece of work, and its seconds."""
+
+    def __init__(self, cuda: bool):
+        self.cuda = cuda
+
+    def __call__(self, work: Any) -> tuple[float, float]:
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        work()
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - began, torch.cuda.max_memory_allocated() / GIB if self.cuda else float("nan")
+
+    def now(self) -> float:
+        return torch.cuda.memory_allocated() / GIB if self.cuda else float("nan")
+
+
+def predicted(plan: RunPlan, phase: str) -> tuple[float, float]:
+    """(GiB of the trainer in a phase, of which state), without overheads and without the engine."""
+    if plan.memory is None:
+        return float("nan"), float("nan")
+    terms = {t.name: t.num_bytes / GIB for p in plan.memory.phases if p.phase == phase for t in p.terms}
+    engine = {name for name in terms if name.startswith(("engine", "overhead", "KV"))}
+    state = sum(terms.get(name, 0.0) for name in ("weights", "gradients", "optimizer"))
+    return sum(v for name, v in terms.items() if name not in engine), state
+
+
+def flops(plan: RunPlan, case: Case) -> float:
+    """Of one step: 6 a parameter and token (the output layer counts, the embedding table does not), and for attention
+    12 * layers * heads * head width * length / 2 a token. Recomputation is not counted (MFU, not HFU)."""
+    spec = plan.model.spec
+    n = spec.num_parameters - (0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size)
+    length, tokens = case.tokens // case.samples, case.tokens * case.micro_batches
+    attention = 12 * spec.num_layers * spec.num_heads * spec.head_dim * length / 2
+    return tokens * (6 * n + attention)
+
+
+HEAD = (
+    f"{'model':<11} {'samples':<9} {'mb':<3}{'recomp':<7} {'state':>6} {'plan/':>6} {'train':>6} {'plan/':>6} "
+    f"{'fwd':>6} {'plan/':>6} {'per 1k':>7} {'step s':>7} {'tok/s':>7} {'MFU':>6} {'fwd tok/s':>10}"
+)
+
+
+def measure(case: Case) -> str:
+    """One row of the table."""
+    plan = plan_of(case)
+    trainer, meter = RandomTrainer(plan), Meter(plan.device == "cuda")
+    trainer.start(Rendezvous(0, 1, "127.0.0.1", free_port()), "")
+    batch = batch_of(case, plan.model.spec.vocab_size)
+    trainer.train_step(batch)  # compiles, and makes the optimizer's moments
+    state = meter.now()
+    forward_s, forward = meter(functools.partial(trainer.logprobs, batch))
+    runs = [meter(functools.partial(trainer.train_step, batch)) for _ in range(STEPS)]
+    seconds, peak = min(s for s, _ in runs), max(p for _, p in runs)
+    trainer.close()
+    (want, want_state), (want_forward, _) = predicted(plan, "train"), predicted(plan, "logprob")
+    tokens = case.tokens * case.micro_batches
+    mfu = 100 * flops(plan, case) / seconds / PEAK_TFLOPS / 1e12
+    samples = f"{case.samples}x{case.tokens // case.samples}"
+    return (
+        f"{case.model:<11} {samples:<9} {case.micro_batches:<3}{case.recompute:<7} "
+        f"{state:6.1f} {want_state / state:6.2f} {peak:6.1f} {want / peak:6.2f} {forward:6.1f} {want_forward / forward:6.2f} "
+        f"{1024 * (peak - state) / (case.tokens / 1024):7.0f} {seconds:7.3f} {tokens / seconds:7.0f} {mfu:5.1f}% "
+        f"{tokens / forward_s:10.0f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on this CPU")
+    print(HEAD)
+    for case in TINY if parser.parse_args().tiny else CASES:
+        try:
+            print(measure(case), flush=True)
+        except torch.cuda.OutOfMemoryError as e:
+            print(f"{case}: out of memory: {str(e).splitlines()[0]}", flush=True)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
