@@ -4,8 +4,8 @@
     python benchmarks/gpu/bench_trainer.py --tiny          # the same code with a tiny model on this CPU, no memory
 
 For each case: what torch's allocator saw at the worst moment, in GiB, and the plan's prediction (`rlrun.plan.memory`)
-over it. The allocator does not see the CUDA context, which the plan's overhead allows for, so that term and the engine's
-are left out. `per 1k` is the peak above the state in MiB a thousand tokens of a micro-batch: the same for one sample of
+over it. The allocator does not see the CUDA context, which the plan's overhead allows for, so that term and those of
+the engine are left out. `per 1k` is the peak above the state in MiB a thousand tokens of a micro-batch: the same for one sample of
 8, 16 and 32 thousand tokens when memory is linear in the length.
 """
 
@@ -157,7 +157,8 @@ def measure(case: Case) -> str:
     samples = f"{case.samples}x{case.tokens // case.samples}"
     return (
         f"{case.model:<11} {samples:<9} {case.micro_batches:<3}{case.recompute:<7} "
-        f"{state:6.1f} {want_state / state:6.2f} {peak:6.1f} {want / peak:6.2f} {forward:6.1f} {want_forward / forward:6.2f} "
+        f"{state:6.1f} {want_state / state:6.2f} {peak:6.1f} {want / peak:6.2f} "
+        f"{forward:6.1f} {want_forward / forward:6.2f} "
         f"{1024 * (peak - state) / (case.tokens / 1024):7.0f} {seconds:7.3f} {tokens / seconds:7.0f} {mfu:5.1f}% "
         f"{tokens / forward_s:10.0f}"
     )
