@@ -5,8 +5,11 @@
 
 For each case: what torch's allocator saw at the worst moment, in GiB, and the plan's prediction (`rlrun.plan.memory`)
 over it. The allocator does not see the CUDA context, which the plan's overhead allows for, so that term and those of
-the engine are left out. `per 1k` is the peak above the state in MiB a thousand tokens of a micro-batch: the same for one sample of
-8, 16 and 32 thousand tokens when memory is linear in the length.
+the engine are left out. `per 1k` is the peak above the state in MiB a thousand tokens of a micro-batch: the same for
+one sample of 8, 16 and 32 thousand tokens when memory is linear in the length.
+
+Seen on one H200 (torch 2.11, megatron-core 0.16.1): every ratio between 0.99 and 1.04; MFU 17 to 34 % for Qwen3-0.6B
+and 28 to 30 % for Qwen3-4B with full recomputation.
 """
 
 from __future__ import annotations
