@@ -42,6 +42,7 @@ from rlrun.plan.parts.train import (
     BatchPlan,
     OptimizerPlan,
     Slot,
+    TeacherPlan,
     TrainPlan,
 )
 
@@ -116,6 +117,7 @@ __all__ = [
     "RunPlan",
     "Slot",
     "SyncPlan",
+    "TeacherPlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

@@ -81,6 +81,17 @@ def gradients(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: Trai
         return {"metrics": metrics, "gradients": exported(trainer)}
 
 
+def frozen_logprobs(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: TrainBatch) -> dict[str, Any]:
+    """Of the models beside the policy, before and after a step of the policy."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        mine = share(batch, trainer.info.dp, plan.train.dp)
+        names = ("reference", "teacher")
+        before = {name: trainer.logprobs(mine, name) for name in names}
+        trainer.train_step(mine)
+        after = {name: trainer.logprobs(mine, name) for name in names}
+        return {"info": trainer.info, "before": before, "after": after}
+
+
 def export(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> dict[str, Any]:
     from rlrun.backends.megatron import mapping
 
@@ -232,8 +243,10 @@ def logprobs_of(
     upstream: np.ndarray,
     temperature: float,
     rows: int,
+    entropy_coef: float,
 ) -> dict[str, np.ndarray]:
-    """This rank's slice of the vocabulary; the hidden gradient is summed over ranks."""
+    """This rank's slice of the vocabulary; the hidden gradient is summed over ranks. A coefficient of 0 leaves the
+    entropy without a gradient."""
     from megatron_plans import make_plan
 
     from rlrun.backends.megatron import cpu, device, logprobs
@@ -249,9 +262,10 @@ def logprobs_of(
             shard = Columns(padded=True).shard([torch.from_numpy(weight)], rendezvous.rank, tp).clone().requires_grad_()
             spread = logprobs.spread_hidden(leaf[:, None], sequence_parallel=False)
             values, entropy = logprobs.token_logprobs(
-                spread, shard, torch.from_numpy(targets), temperature, len(weight), rows
+                spread, shard, torch.from_numpy(targets), temperature, len(weight), rows, entropy_coef != 0
             )
-            (values * torch.from_numpy(upstream)).sum().backward()
+            assert entropy.requires_grad == (entropy_coef != 0)
+            ((values + entropy_coef * entropy) * torch.from_numpy(upstream)).sum().backward()
         finally:
             device.leave()
     return {

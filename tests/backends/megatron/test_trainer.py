@@ -7,7 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from megatron_plans import make_plan
+from megatron_plans import SPEC, make_plan
+
+from rlrun.algos.options import ImportanceOptions
+from rlrun.plan.types import TeacherPlan
 
 pytestmark = pytest.mark.engines
 
@@ -23,6 +26,18 @@ NEAR = 1e-5
 
 def world(plan):
     return plan.train.tp * plan.train.pp * plan.train.dp
+
+
+def with_loss(plan, **options):
+    return replace(plan, algo=replace(plan.algo, loss=replace(plan.algo.loss, **options)))
+
+
+CORRECTED = ImportanceOptions("tis", "sequence", 0.9, 1.1, veto=0.8)
+LOSSES = {
+    "ppo_clip": {},
+    "gspo": {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "importance": CORRECTED},
+    "cispo": {"kind": "cispo", "entropy_coef": 0.2, "opsm_delta": 0.01},
+}
 
 
 def reported(results, key):
@@ -112,20 +127,77 @@ def test_the_gradient_of_every_parameter_equals_autograd_of_hugging_face(ranks, 
         assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
 
 
-def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoints, reference):
+@pytest.mark.parametrize("loss", LOSSES)
+def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoints, reference, loss):
     """One micro-batch, one for each sample, and empty ones in between."""
     batch = reference["untied"]["batches"][0]
     cuts = ([[7, 6, 5, 4, 3, 2, 1, 0]], [[], *([i] for i in range(8)), []], [[0, 1, 2], [3, 4], [5, 6, 7]])
-    plans = [make_plan(tied=False, batching=b, distributed_optimizer=False) for b in ("packed", "padded")]
+    layouts = [make_plan(tied=False, batching=b, distributed_optimizer=False) for b in ("packed", "padded")]
+    plans = [with_loss(plan, **LOSSES[loss]) for plan in layouts]
     results = [
         ranks.run(1, "gradients", plan, checkpoints["untied"], replace(batch, micro_batches=cut))[0]
         for plan in plans
         for cut in cuts
     ]
+    if loss != "ppo_clip":
+        assert results[0]["metrics"]["pg_clip_fraction"] > 0
+        plain = ranks.run(1, "gradients", layouts[0], checkpoints["untied"], batch)[0]["gradients"]
+        assert any(np.abs(results[0]["gradients"][key] - plain[key]).max() > 1e-3 for key in plain)
     for other in results[1:]:
         assert other["metrics"] == pytest.approx(results[0]["metrics"], abs=1e-5)
         for key, gradient in results[0]["gradients"].items():
             np.testing.assert_allclose(other["gradients"][key], gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+def test_other_losses_have_the_gradient_of_hugging_face_too(ranks, checkpoints, reference, layout, loss):
+    """A sequence's ratio, its corrections and the entropy's gradient, over a divided vocabulary and divided samples."""
+    plan = with_loss(make_plan(distributed_optimizer=False, **LAYOUTS[layout]), **LOSSES[loss])
+    metrics, expected = hf_gradients(reference, "tied", plan)
+    batch = reference["tied"]["batches"][0]
+    results = ranks.run(world(plan), "gradients", plan, checkpoints["tied"], batch)
+    for result in results:
+        assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
+    for key, want in expected.items():
+        assert relative(results[0]["gradients"][key], want) < 1e-4, key
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_a_reference_of_its_own_and_a_larger_teacher_score_the_samples(
+    ranks, checkpoints, reference, layout, tmp_path_factory
+):
+    import megatron_reference as hf
+
+    spec = replace(SPEC, hidden_size=64, num_layers=4, ffn_hidden_size=96)
+    teacher = hf.make_checkpoint(tmp_path_factory.mktemp("teacher"), tied=False, spec=spec)
+    other = hf.make_checkpoint(tmp_path_factory.mktemp("other"), tied=True, seed=8)
+    plan = make_plan(**LAYOUTS[layout])
+    held = TeacherPlan(teacher, replace(spec, tied_embeddings=False))
+    plan = replace(plan, algo=replace(plan.algo, reference_path=other, teacher=held))
+    batch = reference["tied"]["batches"][0]
+    for result in ranks.run(world(plan), "frozen_logprobs", plan, checkpoints["tied"], batch):
+        if not result["info"].reports:
+            continue
+        for name, directory in (("reference", other), ("teacher", teacher)):
+            model = hf.load(directory)
+            with torch.no_grad():
+                want = [hf.token_logprobs(model, t, hf.TEMPERATURE).numpy() for t in batch.tokens]
+            for values, after, expected in zip(result["before"][name], result["after"][name], want, strict=True):
+                assert np.abs(values - expected).max() < NEAR
+                assert np.array_equal(values, after)
+
+
+def test_old_log_probs_of_the_step_itself_are_those_of_a_pass_before_it(ranks, checkpoints, reference):
+    """Leaving the forward pass out changes neither loss nor gradient, in any micro-batching."""
+    plan = make_plan(tied=False, distributed_optimizer=False)
+    batch = replace(reference["untied"]["batches"][0], old_logprobs=reference["untied"]["logprobs"])
+    before = ranks.run(1, "gradients", plan, checkpoints["untied"], batch)[0]
+    itself = ranks.run(1, "gradients", plan, checkpoints["untied"], replace(batch, old_logprobs=[]))[0]
+    assert itself["metrics"] == pytest.approx(before["metrics"], abs=2e-5)
+    assert itself["metrics"]["ratio_max"] == 1
+    for key, gradient in before["gradients"].items():
+        assert relative(itself["gradients"][key], gradient) < 1e-4, key
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
@@ -221,5 +293,5 @@ def test_publish_hands_rank_0s_sender_every_weight_once(ranks, checkpoints, refe
 
 def test_it_keeps_the_contract_of_a_train_backend(ranks, checkpoints, tmp_path):
     plan = make_plan()
-    plan = replace(plan, algo=replace(plan.algo, kl_coef=0.0))  # its batch has no reference log-probs
+    plan = with_loss(plan, kl_coef=0.0)  # its batch has no reference log-probs
     ranks.run(1, "contract", plan, checkpoints["tied"], str(tmp_path / "step"))
