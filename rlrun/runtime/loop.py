@@ -21,7 +21,8 @@ import numpy as np
 from rlrun.agents.base import Agent
 from rlrun.algos.advantages import ADVANTAGES, zero_variance_groups
 from rlrun.backends.base import TrainMetrics
-from rlrun.data.batching import make_token_batches, make_train_batches, scatter, schedule_step
+from rlrun.data.batching import make_token_batches, make_train_batches, scatter
+from rlrun.data.schedule import schedule_step
 from rlrun.data.prompts import PromptSource
 from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch
 from rlrun.errors import RunFailed
