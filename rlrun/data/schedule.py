@@ -69,6 +69,12 @@ def schedule_step(
         assert max_tokens_per_gpu is not None
         bins = _pack(lengths, work, dp * multiple, max_tokens_per_gpu)
         loads = [sum(work[i] for i in b) for b in bins]
+        if attention_share:
+            # One long sample outweighs whole micro-batches; dealing equally many of them cannot make up for that.
+            hands = [[bins[b] for b in hand] for hand in deal(loads, dp)]
+            other = _pack_each_rank(lengths, work, dp, multiple, max_tokens_per_gpu)
+            best = min(hands, other, key=lambda ranks: max(sum(work[i] for b in rank for i in b) for rank in ranks))
+            return [_rank_schedule(rank) for rank in best]
     else:
         assert batching == "padded", batching
         assert micro_batch_size is not None
@@ -162,6 +168,16 @@ def _pack(lengths: Sequence[int], work: Numbers, multiple: int, cap: int) -> Bin
         if even is not None:
             return alone + even
     return _split(alone + bins, lengths, needed)
+
+
+def _pack_each_rank(lengths: Sequence[int], work: Numbers, dp: int, multiple: int, cap: int) -> list[Bins]:
+    """Samples dealt to the ranks by their work, then packed rank by rank, into as many micro-batches on each."""
+    ranks = []
+    for share in lpt(work, dp):
+        bins = _pack([lengths[i] for i in share], [work[i] for i in share], multiple, cap)
+        ranks.append([[share[j] for j in b] for b in bins])
+    most = max(map(len, ranks))
+    return [_split(bins, lengths, most) if len(bins) < most else bins for bins in ranks]
 
 
 def _even(rest: list[int], lengths: Sequence[int], work: Numbers, count: int, cap: int) -> Bins | None:
