@@ -29,17 +29,22 @@ def make_train_batches(
     schedule: Sequence[RankSchedule],
     aggregation: str,
     temperature: float,
+    *,
+    rollout_of: np.ndarray | None = None,
+    loss_constant: int | None = None,
 ) -> list[TrainBatch]:
     """One batch a rank for one optimizer step on all of `samples`.
 
     `advantages` [n], spread over the tokens that the policy produced; `old_logprobs` and `ref_logprobs` (None without
-    a KL) n arrays [T_i]; `aggregation` a key of `rlrun.algos.weights.LOSS_WEIGHTS`.
+    a KL) n arrays [T_i]; `aggregation` a key of `rlrun.algos.weights.LOSS_WEIGHTS`, with `rollout_of` [n] and
+    `loss_constant` as there. A removed sample counts in the denominators and weighs nothing.
     """
     n = len(samples)
     assert sum(len(rank.samples) for rank in schedule) == n, "a schedule of other samples"
     assert len(advantages) == len(old_logprobs) == n, (len(advantages), len(old_logprobs), n)
     assert ref_logprobs is None or len(ref_logprobs) == n
-    weights = loss_weights([s.loss_mask for s in samples], aggregation)
+    weights = loss_weights([s.loss_mask for s in samples], aggregation, rollout_of, loss_constant)
+    weights = [w * np.float32(not s.removed) for w, s in zip(weights, samples, strict=True)]
 
     def per_token(values: Sequence[np.ndarray], rank: RankSchedule) -> list[np.ndarray]:
         for i in rank.samples:

@@ -37,6 +37,7 @@ from rlrun.plan.parts.rollout import (
     RouterPlan,
     SyncPlan,
 )
+from rlrun.plan.parts.sampling import OverlongPlan, SamplingPlan
 from rlrun.plan.parts.train import (
     AlgoPlan,
     BatchPlan,
@@ -88,6 +89,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
+    sampling: SamplingPlan = SamplingPlan()
 
 
 __all__ = [
@@ -109,11 +111,13 @@ __all__ = [
     "ModelSpec",
     "MoeSpec",
     "OptimizerPlan",
+    "OverlongPlan",
     "PhaseMemory",
     "RewardPlan",
     "RolloutPlan",
     "RouterPlan",
     "RunPlan",
+    "SamplingPlan",
     "Slot",
     "SyncPlan",
     "TimeoutsPlan",

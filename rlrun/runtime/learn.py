@@ -10,7 +10,7 @@ import numpy as np
 
 from rlrun.algos.advantages import ADVANTAGES, zero_variance_groups
 from rlrun.data.batching import make_token_batches, make_train_batches, scatter
-from rlrun.data.schedule import schedule_step
+from rlrun.data.schedule import cut_steps, schedule_step
 from rlrun.data.types import Group, Sample
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
@@ -41,6 +41,7 @@ def _schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
         batching=plan.train.batching,
         max_tokens_per_gpu=plan.train.max_tokens_per_gpu,
         micro_batch_size=plan.train.micro_batch_size,
+        attention_share=plan.train.attention_share,
     )
 
 
@@ -50,18 +51,23 @@ def update(run: Run, groups: list[Group], old: list[np.ndarray], ref: list[np.nd
     samples = [sample for group in groups for sample in group.samples]
     # By position, not by prompt_id: at the end of an epoch a prompt may be drawn twice in one step.
     group_of = np.repeat(np.arange(len(groups)), [len(g.samples) for g in groups])
-    rewards = np.array([s.reward for s in samples])
-    advantages = ADVANTAGES[plan.algo.advantage](rewards, group_of, normalize_by_std=plan.algo.normalize_by_std)
+    # Siblings have one reward between them, which counts once in the group's baseline.
+    ids = np.stack([group_of, [s.rollout_id for s in samples]], axis=1)
+    _, first, rollout_of = np.unique(ids, axis=0, return_index=True, return_inverse=True)
+    rollout_of = rollout_of.ravel()
+    rewards, groups_of_rollouts = np.array([s.reward for s in samples])[first], group_of[first]
+    advantages = ADVANTAGES[plan.algo.advantage](
+        rewards, groups_of_rollouts, normalize_by_std=plan.algo.normalize_by_std
+    )[rollout_of]
     steps: list[dict[str, float]] = []
-    for first in range(0, len(groups), plan.batch.groups_per_step):
-        chosen = np.flatnonzero((group_of >= first) & (group_of < first + plan.batch.groups_per_step))
-        steps.append(_optimizer_step(run, samples, advantages, old, ref, chosen))
+    for chosen in cut_steps(group_of, None if plan.batch.variable else plan.batch.groups_per_step):
+        steps.append(_optimizer_step(run, samples, advantages, old, ref, chosen, rollout_of))
     metrics = {f"train/{name}": float(np.mean([s[name] for s in steps])) for name in MEANS if name in steps[0]}
     metrics["train/lr"] = steps[-1]["lr"]
     metrics["train/ratio_max"] = max(s["ratio_max"] for s in steps)
-    metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples))
+    metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples if not s.removed))
     metrics["train/optimizer_steps"] = float(run.optimizer_steps)
-    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, group_of) / len(groups)
+    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, groups_of_rollouts) / len(groups)
     return metrics
 
 
@@ -72,6 +78,7 @@ def _optimizer_step(
     old: Sequence[np.ndarray],
     ref: Sequence[np.ndarray] | None,
     chosen: np.ndarray,
+    rollout_of: np.ndarray,
 ) -> dict[str, float]:
     """One step on the chosen samples; refuses to go on from a loss or gradient that is not a number."""
     part = [samples[i] for i in chosen]
@@ -84,6 +91,8 @@ def _optimizer_step(
         schedule,
         run.plan.algo.loss_aggregation,
         run.plan.rollout.temperature,
+        rollout_of=rollout_of[chosen],
+        loss_constant=run.plan.algo.loss_constant,
     )
     values = run.trainer.train_step(batches).values
     for name in ("loss", "grad_norm"):

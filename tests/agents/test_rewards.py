@@ -158,7 +158,7 @@ def test_a_dict_is_refused_with_what_to_do_instead():
     reward = load_reward(f"{HERE}:returns_what_it_is_told", {"value": {"score": 1.0}})
     with pytest.raises(RunFailed) as caught:
         reward(None, "", None)
-    assert caught.value.hint == "return one number of the dict"
+    assert caught.value.hint == "set reward.key to one of its entries: score"
 
 
 def test_an_exception_of_the_function_names_it_and_the_response():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from rlrun.config.schema import RunConfig
-from rlrun.plan import placement
+from rlrun.plan import batch, placement
+from rlrun.plan.attention import attention_share
 from rlrun.plan.context import Context
+from rlrun.plan.parts.model import ModelSpec
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TrainPlan
 from rlrun.plan.rules.algo import optimizer_steps
 
 
-def train_plan(config: RunConfig) -> TrainPlan:
+def train_plan(config: RunConfig, spec: ModelSpec) -> TrainPlan:
     p, t = config.placement, config.trainer
     return TrainPlan(
         slots=placement.trainer_slots(p),
@@ -26,6 +28,7 @@ def train_plan(config: RunConfig) -> TrainPlan:
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
         ep=p.trainer.ep,
+        attention_share=attention_share(spec) if t.balance_by == "flops" else 0.0,
     )
 
 
@@ -54,18 +57,24 @@ def algo_plan(c: Context) -> AlgoPlan:
         kl_estimator=a.kl_estimator,
         uses_reference=a.kl_coef > 0,
         optimizer=optimizer,
+        loss_constant=(a.loss_constant or c.config.rollout.max_response_tokens)
+        if a.loss_aggregation == "constant"
+        else None,
     )
 
 
 def batch_plan(config: RunConfig) -> BatchPlan:
     a, dp = config.algo, placement.data_parallel(config.placement)
-    samples_per_step = a.groups_per_step * a.group_size
+    groups, variable = batch.largest_step(config), a.groups_per_step is None
+    samples_per_step = groups * a.group_size
     return BatchPlan(
         prompts_per_rollout=a.prompts_per_rollout,
         group_size=a.group_size,
-        samples_per_rollout=a.prompts_per_rollout * a.group_size,
-        groups_per_step=a.groups_per_step,
+        samples_per_rollout=(groups if variable else a.prompts_per_rollout) * a.group_size,
+        groups_per_step=groups,
         samples_per_step=samples_per_step,
-        optimizer_steps_per_rollout=a.prompts_per_rollout // a.groups_per_step,
+        optimizer_steps_per_rollout=batch.steps_per_rollout(config),
         samples_per_rank=-(-samples_per_step // dp),
+        variable=variable,
+        first_draw=batch.first_draw(config),
     )
