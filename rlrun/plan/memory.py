@@ -85,6 +85,7 @@ class Layout:
     max_total_tokens: int | None
     sample_tokens: int  # longest prompt and response
     bucket_bytes: int
+    teacher: ModelSpec | None = None
 
     @property
     def tokens(self) -> int:
@@ -102,12 +103,13 @@ Terms = dict[str, int]
 
 
 def state(m: Layout) -> list[Terms]:
-    """Weights, gradients, optimizer and reference of one rank, stage by stage."""
+    """Weights, gradients, optimizer, reference and teacher of one rank, stage by stage."""
     ranks = m.dp * m.cp * m.tp  # of one stage
     plain_parts, expert_parts = (m.dp * m.cp, max(1, ranks // m.ep)) if m.distributed_optimizer else (1, 1)
     adam = 12 if m.weight_bytes < 4 else 8
     stages = []
-    for plain, experts in stage_parameters(m.spec, m.tp, m.pp, m.ep):
+    teachers = stage_parameters(m.teacher, m.tp, m.pp, m.ep) if m.teacher is not None else None
+    for stage, (plain, experts) in enumerate(stage_parameters(m.spec, m.tp, m.pp, m.ep)):
         terms = {
             "weights": m.weight_bytes * (plain + experts),
             "gradients": 4 * (plain + experts),
@@ -115,6 +117,8 @@ def state(m: Layout) -> list[Terms]:
         }
         if m.reference:
             terms["reference"] = terms["weights"]
+        if teachers is not None:
+            terms["teacher"] = m.weight_bytes * sum(teachers[stage])
         stages.append(terms)
     return stages
 

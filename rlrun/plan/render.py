@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.limits import limits
+from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
 
@@ -135,7 +136,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("batch", _batch(plan)),
         ("mode", f"{_mode(plan)}, {plan.placement_mode}"),
         ("length", _length(plan)),
-        ("loss", _loss(plan)),
+        *loss_rows(plan.algo),
         ("lr", _learning_rate(plan)),
         ("weights", _weights(plan)),
         ("data", _dataset(plan.data.train)),
@@ -228,16 +229,6 @@ def _length(plan: RunPlan) -> str:
     seeded = ", seeded" if r.seeded else ""
     lengths = f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens"
     return f"{lengths}{_overlong(plan)}, temperature {r.temperature:g}{seeded}"
-
-
-def _loss(plan: RunPlan) -> str:
-    a = plan.algo
-    scale = " / std" if a.normalize_by_std else ""
-    aggregation = a.loss_aggregation + (f" of {a.loss_constant:,} tokens" if a.loss_constant else "")
-    kl = f", KL {a.kl_coef:g} ({a.kl_estimator})" if a.uses_reference else ", no KL"
-    return (
-        f"{a.advantage} (reward - mean{scale}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {aggregation}{kl}"
-    )
 
 
 def _learning_rate(plan: RunPlan) -> str:

@@ -43,6 +43,7 @@ from rlrun.plan.parts.train import (
     BatchPlan,
     OptimizerPlan,
     Slot,
+    TeacherPlan,
     TrainPlan,
 )
 
@@ -120,6 +121,7 @@ __all__ = [
     "SamplingPlan",
     "Slot",
     "SyncPlan",
+    "TeacherPlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

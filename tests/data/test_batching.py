@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.algos.advantages import grpo
+from rlrun.algos.advantages import grpo, spread
 from rlrun.algos.weights import LOSS_WEIGHTS, loss_weights
 from rlrun.data.batching import make_token_batches, make_train_batches, scatter
 from rlrun.data.schedule import schedule_step
@@ -48,16 +48,22 @@ def test_scatter_puts_results_back_in_the_order_of_the_samples(lengths, dp, batc
     assert {batch.temperature for batch in batches} == {0.7}
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize("aggregation", sorted(LOSS_WEIGHTS))
 @given(lengths_of_a_step, ranks, ways, st.booleans())
 def test_train_batches_hold_each_samples_own_values(aggregation, lengths, dp, batching, with_reference):
     samples = [make_sample(i, length) for i, length in enumerate(lengths)]
-    advantages = np.linspace(-1, 1, len(samples)).astype(np.float32)
+    advantages = spread(np.linspace(-1, 1, len(samples)), [s.loss_mask for s in samples])
     old = [s.rollout_logprobs + np.float32(0.5) for s in samples]
     ref = [s.rollout_logprobs - np.float32(0.5) for s in samples] if with_reference else None
     shares = schedule(lengths, dp, batching)
-    batches = make_train_batches(samples, advantages, old, ref, shares, aggregation, 1.0)
-    weights = loss_weights([s.loss_mask for s in samples], aggregation)  # of the whole step, whatever the ranks
+    rollout_of = np.arange(len(samples)) // 3
+    samples[0].removed = True
+    batches = make_train_batches(
+        samples, advantages, old, ref, shares, aggregation, 1.0, rollout_of=rollout_of, loss_constant=7
+    )
+    # Of the whole step, whatever the ranks; the removed sample counts in it.
+    weights = loss_weights([s.loss_mask for s in samples], aggregation, rollout_of, 7)
+    weights[0] = 0 * weights[0]
     seen = []
     for batch, share in zip(batches, shares, strict=True):
         assert [len(m) for m in batch.micro_batches] == [len(m) for m in share.micro_batches]
@@ -67,7 +73,7 @@ def test_train_batches_hold_each_samples_own_values(aggregation, lengths, dp, ba
             seen.append(i)
             assert (tokens == samples[i].tokens).all()
             np.testing.assert_array_equal(batch.loss_weights[j], weights[i])
-            np.testing.assert_array_equal(batch.advantages[j], advantages[i] * samples[i].loss_mask)
+            np.testing.assert_array_equal(batch.advantages[j], advantages[i])
             np.testing.assert_array_equal(batch.old_logprobs[j], old[i])
             np.testing.assert_array_equal(batch.rollout_logprobs[j], samples[i].rollout_logprobs)
             if ref is not None:
@@ -79,6 +85,7 @@ def test_train_batches_hold_each_samples_own_values(aggregation, lengths, dp, ba
 def test_the_weighted_sum_over_all_ranks_does_not_depend_on_the_schedule(lengths, dp, other_dp, batching, other):
     samples = [make_sample(i, length) for i, length in enumerate(lengths)]
     advantages = grpo(np.array([s.reward for s in samples]), np.arange(len(samples)) // 2, normalize_by_std=True)
+    advantages = spread(advantages, [s.loss_mask for s in samples])
 
     def total(dp, batching):
         batches = make_train_batches(
@@ -119,5 +126,5 @@ def test_logprobs_of_another_length_than_their_sample_are_refused():
     samples = [make_sample(i, 4) for i in range(2)]
     with pytest.raises(AssertionError, match="3 values"):
         make_train_batches(
-            samples, np.zeros(2), [np.zeros(4), np.zeros(3)], None, schedule([4, 4], 1, "packed"), "token_mean", 1.0
+            samples, [np.zeros(4)] * 2, [np.zeros(4), np.zeros(3)], None, schedule([4, 4], 1, "packed"), "token_mean", 1.0
         )
