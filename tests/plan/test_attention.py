@@ -22,8 +22,5 @@ def test_tokens_are_balanced_unless_asked_otherwise():
 
 def test_attention_weighs_more_where_few_experts_are_active():
     """Qwen3-30B-A3B: 3.35 billion of its weights are passed by a token, embedding left out and output layer counted."""
-    words = ["+experiment=qwen3_grpo", "model=qwen3_30b_a3b", "placement.gpu=h200_141gb", "placement.trainer.ep=4"]
-    spec = load_plan([*words, "placement.num_nodes=2", "placement.trainer.gpus=16", "placement.rollout.gpus=16"]).model.spec
+    spec = load_plan(["+experiment=qwen3_grpo", "placement=cpu_1", "model=qwen3_30b_a3b"]).model.spec
     assert attention_share(spec) == pytest.approx(48 * 32 * 256 / (2 * 3.04e9), rel=0.02)
-
-
