@@ -90,7 +90,7 @@ def test_the_weighted_sum_over_all_ranks_does_not_depend_on_the_schedule(lengths
     def total(dp, batching):
         batches = make_train_batches(
             samples,
-            advantages,
+            spread(advantages, [s.loss_mask for s in samples]),
             [s.rollout_logprobs for s in samples],
             None,
             schedule(lengths, dp, batching),
@@ -126,5 +126,18 @@ def test_logprobs_of_another_length_than_their_sample_are_refused():
     samples = [make_sample(i, 4) for i in range(2)]
     with pytest.raises(AssertionError, match="3 values"):
         make_train_batches(
-            samples, [np.zeros(4)] * 2, [np.zeros(4), np.zeros(3)], None, schedule([4, 4], 1, "packed"), "token_mean", 1.0
+            samples,
+            [np.zeros(4)] * 2,
+            [np.zeros(4), np.zeros(3)],
+            None,
+            schedule([4, 4], 1, "packed"),
+            "token_mean",
+            1.0,
         )
+
+
+def test_old_log_probs_may_be_left_to_the_step_itself():
+    samples = [make_sample(i, 4) for i in range(2)]
+    advantages = spread(np.ones(2), [s.loss_mask for s in samples])
+    (batch,) = make_train_batches(samples, advantages, None, None, schedule([4, 4], 1, "packed"), "token_mean", 1.0)
+    assert batch.old_logprobs == []
