@@ -110,7 +110,9 @@ def _check_signature(import_path: str, function: Callable[..., Any], arguments: 
 
 def _entry(import_path: str, value: Any, key: str, response_text: str) -> Any:
     if not isinstance(value, Mapping):
-        summary = f"{import_path} returned {_short(value)} ({type(value).__name__}), and reward.key names an entry of it"
+        summary = (
+            f"{import_path} returned {_short(value)} ({type(value).__name__}), and reward.key names an entry of it"
+        )
         raise RunFailed("reward", summary, "set reward.key to null, or return a dict")
     if key not in value:
         entries = ", ".join(map(str, value)) or "nothing"

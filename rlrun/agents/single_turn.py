@@ -62,7 +62,9 @@ class SingleTurn:
 
         Raises RunFailed naming the first prompt that failed, after cancelling the others.
         """
-        tasks = [asyncio.create_task(self.rollout(p, step=step, position=i)) for i, p in enumerate(prompts, first_position)]
+        tasks = [
+            asyncio.create_task(self.rollout(p, step=step, position=i)) for i, p in enumerate(prompts, first_position)
+        ]
         try:
             return await asyncio.gather(*tasks)
         finally:

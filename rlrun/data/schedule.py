@@ -1,4 +1,4 @@
-"""Lengths of the samples of a rollout -> optimizer steps, shares of the data-parallel ranks, micro-batches. Pure numbers.
+"""Lengths of the samples of a rollout -> optimizer steps, shares of the data-parallel ranks, micro-batches.
 
 Three cuts, one after the other, and none of them changes what is learned, because weights and denominators are fixed
 over a whole optimizer step first (`rlrun.algos.weights`):

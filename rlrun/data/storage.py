@@ -18,13 +18,14 @@ PER_TOKEN = {"tokens": np.int64, "loss_mask": np.int8, "rollout_logprobs": np.fl
 def save_groups(path: str, groups: Sequence[Group]) -> None:
     """An .npz of one array for each per-token field, all samples end to end, and the rest as JSON."""
     samples = [sample for group in groups for sample in group.samples]
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.concatenate([np.zeros(0, kind), *(getattr(s, name) for s in samples)]).astype(kind)
         for name, kind in PER_TOKEN.items()
     }
     rest = [{"prompt": asdict(group.prompt), "samples": [_rest(s) for s in group.samples]} for group in groups]
+    arrays["rest"] = np.frombuffer(json.dumps(rest).encode(), np.uint8)
     with open(path, "wb") as file:
-        np.savez(file, rest=np.frombuffer(json.dumps(rest).encode(), np.uint8), **arrays)
+        np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
 

@@ -9,8 +9,8 @@ from rlrun.plan.types import ModelSpec
 def attention_share(spec: ModelSpec) -> float:
     """a, such that a sample of T tokens costs T + a T^2 times what a token costs in the weights alone.
 
-    A token costs two operations for each weight it passes (experts: those it is sent to), and causal attention, over T/2
-    keys on average, (qk width + v width) T for each head of a layer. A layer that selects its keys pays for the
+    A token costs two operations for each weight it passes (experts: those it is sent to), and causal attention, over
+    T/2 keys on average, (qk width + v width) T for each head of a layer. A layer that selects its keys pays for the
     selection alone; a gated delta net costs the same for every token.
     """
     weights = spec.vocab_size * spec.hidden_size

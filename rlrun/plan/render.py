@@ -161,7 +161,8 @@ def _step(plan: RunPlan) -> str:
     if b.variable:
         prompts = f"{_n(b.first_draw, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
         kept = "those that are kept" if plan.sampling.drops else "all of them"
-        return f"{prompts}, one optimizer step of {kept}, up to {b.samples_per_rank:,} per dp rank; {plan.num_steps:,} steps"
+        share = f"up to {b.samples_per_rank:,} per dp rank"
+        return f"{prompts}, one optimizer step of {kept}, {share}; {plan.num_steps:,} steps"
     if plan.sampling.drops:
         samples += " kept"
     if b.optimizer_steps_per_rollout > 1:

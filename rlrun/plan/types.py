@@ -5,7 +5,7 @@ is pickled into every Ray actor and written to the run folder as JSON. The parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.plan.parts.memory import (
@@ -90,7 +90,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
-    sampling: SamplingPlan = SamplingPlan()
+    sampling: SamplingPlan = field(default_factory=SamplingPlan)
 
 
 __all__ = [

@@ -61,7 +61,7 @@ class Run:
     runner: asyncio.Runner  # one event loop for the whole run: HTTP connections outlive a step
     canary: Callable[[int], float] | None = None
     mlflow_run_id: str | None = None
-    hooks: Hooks = Hooks()
+    hooks: Hooks = field(default_factory=Hooks)
     buffer: list[Group] = field(default_factory=list)  # kept, and not needed yet
     step: int = 0
     optimizer_steps: int = 0

@@ -42,7 +42,9 @@ def test_nothing_is_touched_where_nothing_is_asked_for():
     assert not any(s.removed for s in g.samples)
 
 
-@pytest.mark.parametrize(("rewards", "reason"), [((1, 1, 1), "zero_variance"), ((0, 0), "zero_variance"), ((0, 1), None)])
+@pytest.mark.parametrize(
+    ("rewards", "reason"), [((1, 1, 1), "zero_variance"), ((0, 0), "zero_variance"), ((0, 1), None)]
+)
 def test_groups_of_equal_rewards_are_dropped(rewards, reason):
     assert select(group(*map(sample, rewards)), SamplingPlan("drop_zero_variance"), Hooks()) == reason
 
@@ -53,7 +55,9 @@ def test_siblings_count_once_when_rewards_are_compared():
 
 
 def test_siblings_with_rewards_that_differ_are_refused():
-    with pytest.raises(RunFailed, match=r"prompt 7: the agent gave the 2 samples of rollout 3 rewards that differ: 0, 1"):
+    with pytest.raises(
+        RunFailed, match=r"prompt 7: the agent gave the 2 samples of rollout 3 rewards that differ: 0, 1"
+    ):
         select(group(sample(0.0, 3), sample(1.0, 3)), SamplingPlan(), Hooks())
     halves = Hooks(postprocess=lambda g: [0.5, 0.25])
     with pytest.raises(RunFailed, match=r"reward.postprocess gave the 2 samples of rollout 3"):
@@ -61,7 +65,9 @@ def test_siblings_with_rewards_that_differ_are_refused():
 
 
 def test_the_users_filter_sees_the_rewards_of_postprocess():
-    hooks = Hooks(postprocess=lambda g: [10 * s.reward for s in g.samples], group_filter=lambda g: g.samples[0].reward > 5)
+    hooks = Hooks(
+        postprocess=lambda g: [10 * s.reward for s in g.samples], group_filter=lambda g: g.samples[0].reward > 5
+    )
     kept, dropped = group(sample(1.0)), group(sample(0.1))
     assert select(kept, SamplingPlan("mine:f"), hooks) is None
     assert kept.samples[0].reward == 10.0

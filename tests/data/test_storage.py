@@ -21,9 +21,7 @@ def samples(draw):
         tokens=np.array(draw(st.lists(st.integers(0, 2**40), min_size=n, max_size=n)), np.int64),
         prompt_length=draw(st.integers(1, n)),
         loss_mask=np.array(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int8),
-        rollout_logprobs=np.array(
-            draw(st.lists(st.floats(-50, 0, width=32), min_size=n, max_size=n)), np.float32
-        ),
+        rollout_logprobs=np.array(draw(st.lists(st.floats(-50, 0, width=32), min_size=n, max_size=n)), np.float32),
         finish_reason=draw(st.sampled_from(FINISH_REASONS)),
         policy_version=draw(st.integers(0, 99)),
         response_text=draw(st.text(max_size=5)),

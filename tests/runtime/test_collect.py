@@ -44,7 +44,9 @@ class Scripted:
             zeros = np.zeros(3, np.float32)
             reward = float(i) if worth else 0.0
             tokens = np.arange(3)
-            return Sample(prompt.prompt_id, i, tokens, 1, np.array([0, 1, 1]), zeros, "stop", self.version, reward=reward)
+            return Sample(
+                prompt.prompt_id, i, tokens, 1, np.array([0, 1, 1]), zeros, "stop", self.version, reward=reward
+            )
 
         return Group(prompt, [sample(0), sample(1)])
 
@@ -137,7 +139,8 @@ def test_too_few_groups_end_the_run_with_all_numbers():
     with pytest.raises(RunFailed) as e:
         collected(Scripted([1, 0, 0, 1] + [0] * 10))
     assert e.value.summary == (
-        "step 1 needs 4 prompt groups, and 2 were kept after 2 refills: of 8 generated, 6 were dropped (6 for zero_variance)"
+        "step 1 needs 4 prompt groups, and 2 were kept after 2 refills: of 8 generated, 6 were dropped "
+        "(6 for zero_variance)"
     )
     assert "dynamic_sampling.max_refills" in e.value.hint
     assert "algo.groups_per_step to null" in e.value.hint

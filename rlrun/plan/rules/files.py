@@ -34,7 +34,9 @@ def train_data(c: Context) -> Iterator[Problem]:
         if need != wanted:
             keys.append("dynamic_sampling.over_sampling")
             if rows.num_rows >= wanted:
-                hint = f"set dynamic_sampling.over_sampling to at most {math.floor(100 * rows.num_rows / wanted) / 100:g}"
+                hint = (
+                    f"set dynamic_sampling.over_sampling to at most {math.floor(100 * rows.num_rows / wanted) / 100:g}"
+                )
         yield c.problem("dataset-too-small", summary, *keys, hint=hint)
 
 

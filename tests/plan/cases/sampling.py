@@ -53,7 +53,9 @@ CASES = [
         prepare=hook("case_hook_async", "async def f(group): return []\n"),
     ),
     Case("inactive-key", [QUICK, "rollout.overlong_buffer_tokens=1"], ["rollout.overlong_buffer_tokens=null"]),
-    Case("inactive-key", [QUICK, "rollout.overlong=mask", "rollout.overlong_penalty=2"], ["rollout.overlong_penalty=1"]),
+    Case(
+        "inactive-key", [QUICK, "rollout.overlong=mask", "rollout.overlong_penalty=2"], ["rollout.overlong_penalty=1"]
+    ),
     Case("inactive-key", [QUICK, "dynamic_sampling.over_sampling=1.5"], ["dynamic_sampling.over_sampling=1"]),
     Case("inactive-key", [QUICK, "dynamic_sampling.max_refills=9"], ["dynamic_sampling.max_refills=3"]),
     Case("inactive-key", [QUICK, "dynamic_sampling.surplus=discard"], ["dynamic_sampling.surplus=buffer"]),
@@ -66,6 +68,15 @@ CASES = [
     Case("inactive-key", [QUICK, "trainer.balance_by=flops"], ["trainer.balance_by=tokens"]),
     Case("dataset-too-small", [BIG, DROP, "dynamic_sampling.over_sampling=8.1"], ["dynamic_sampling.over_sampling=8"]),
     Case("groups-per-step-indivisible", [QUICK, "algo.groups_per_step=5"], ["algo.groups_per_step=null"]),
-    Case("too-few-samples", [BIG, "algo.groups_per_step=null", "algo.prompts_per_rollout=1", "algo.group_size=2",
-        "placement.rollout.gpus=1"], ["algo.prompts_per_rollout=2"]),  # fmt: skip
+    Case(
+        "too-few-samples",
+        [
+            BIG,
+            "algo.groups_per_step=null",
+            "algo.prompts_per_rollout=1",
+            "algo.group_size=2",
+            "placement.rollout.gpus=1",
+        ],
+        ["algo.prompts_per_rollout=2"],
+    ),
 ]
