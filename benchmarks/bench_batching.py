@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.data.batching import lpt, schedule_step
+from rlrun.data.schedule import lpt, schedule_step
 
 REPEATS = 3
 

@@ -54,12 +54,13 @@ def number_match(prompt: Any, response_text: str, label: Any) -> float:
     return float(bool(found) and float(found[-1].replace(",", "")) == expected)
 
 
-def load_reward(import_path: str, arguments: Mapping[str, Any]) -> Reward:
-    """The function at `package.module:name` with `arguments` bound and its results checked.
+def load_reward(import_path: str, arguments: Mapping[str, Any], key: str | None = None) -> Reward:
+    """The function at `package.module:name` with `arguments` bound and its results checked. With `key`, it returns a
+    dict that has the reward as this entry.
 
     Raises RlrunError: `reward-not-importable` when there is no such function, `reward-arguments` when it cannot be
     called as f(prompt, response_text, label, **arguments). What it returns raises RunFailed when called: on any
-    exception of the function, and on a result that is not a finite real number.
+    exception of the function, and on a result (or entry of it) that is not a finite real number.
     """
     function = _import(import_path)
     _check_signature(import_path, function, arguments)
@@ -70,6 +71,8 @@ def load_reward(import_path: str, arguments: Mapping[str, Any]) -> Reward:
         except Exception as error:
             what = f"{import_path} raised {type(error).__name__}: {error}"
             raise RunFailed("reward", f"{what} for {_quoted(response_text)}, label {_short(label)}") from error
+        if key is not None:
+            value = _entry(import_path, value, key, response_text)
         return _checked(import_path, value, response_text)
 
     return reward
@@ -105,11 +108,26 @@ def _check_signature(import_path: str, function: Callable[..., Any], arguments: 
         raise RlrunError(Problem("reward-arguments", summary, hint="make it a plain def"))
 
 
+def _entry(import_path: str, value: Any, key: str, response_text: str) -> Any:
+    if not isinstance(value, Mapping):
+        summary = (
+            f"{import_path} returned {_short(value)} ({type(value).__name__}), and reward.key names an entry of it"
+        )
+        raise RunFailed("reward", summary, "set reward.key to null, or return a dict")
+    if key not in value:
+        entries = ", ".join(map(str, value)) or "nothing"
+        summary = f"{import_path} returned a dict with {entries}, not {key}, for {_quoted(response_text)}"
+        raise RunFailed("reward", summary, "set reward.key to an entry that is always there")
+    return value[key]
+
+
 def _checked(import_path: str, value: Any, response_text: str) -> float:
     if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     summary = f"{import_path} returned {_short(value)} ({type(value).__name__}) for {_quoted(response_text)}"
-    hint = "return one number of the dict" if isinstance(value, dict) else "return a finite float"
+    hint = "return a finite float"
+    if isinstance(value, dict):
+        hint = f"set reward.key to one of its entries: {', '.join(map(str, value))}"
     raise RunFailed("reward", summary, hint)
 
 

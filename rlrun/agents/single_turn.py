@@ -57,12 +57,14 @@ class SingleTurn:
         self._generating = asyncio.Semaphore(max_concurrent_groups)
         self._rewarding = asyncio.Semaphore(MAX_REWARD_THREADS)
 
-    async def collect(self, prompts: Sequence[Prompt], *, step: int) -> list[Group]:
+    async def collect(self, prompts: Sequence[Prompt], *, step: int, first_position: int = 0) -> list[Group]:
         """One rewarded group a prompt, in their order, at most `max_concurrent_groups` of them generating at a time.
 
         Raises RunFailed naming the first prompt that failed, after cancelling the others.
         """
-        tasks = [asyncio.create_task(self.rollout(p, step=step, position=i)) for i, p in enumerate(prompts)]
+        tasks = [
+            asyncio.create_task(self.rollout(p, step=step, position=i)) for i, p in enumerate(prompts, first_position)
+        ]
         try:
             return await asyncio.gather(*tasks)
         finally:

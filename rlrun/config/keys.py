@@ -162,6 +162,17 @@ _OTHER_NAMES = {
     "context_parallel_size": "placement.trainer.cp",
     "rollout_num_gpus_per_engine": "placement.rollout.gpus_per_engine",
     "gpu_memory_utilization": "rollout.sglang.mem_fraction_static",
+    "over_sampling_batch_size": "dynamic_sampling.over_sampling",
+    "filter_groups": "dynamic_sampling.filter",
+    "dynamic_sampling_filter_path": "dynamic_sampling.filter",
+    "rollout_sample_filter_path": "dynamic_sampling.sample_filter",
+    "custom_reward_post_process_path": "reward.postprocess",
+    "reward_key": "reward.key",
+    "overlong_filter": "rollout.overlong",
+    "overlong_buffer": "rollout.overlong_buffer_tokens",
+    "use_dynamic_batch_size": "trainer.batching",
+    "loss_agg_mode": "algo.loss_aggregation",
+    "balance_batch": "trainer.balance_by",
 }
 
 _PATTERNS = {

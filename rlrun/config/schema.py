@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rlrun.config.sections.algo import AlgoConfig
 from rlrun.config.sections.base import NOT_SEMANTIC, NotEmpty, Positive, Section
-from rlrun.config.sections.data import DataConfig, EvalConfig, RewardConfig
+from rlrun.config.sections.data import DataConfig, DynamicSamplingConfig, EvalConfig, RewardConfig
 from rlrun.config.sections.model import ModelConfig
 from rlrun.config.sections.operations import CheckpointConfig, TimeoutsConfig, TrackingConfig
 from rlrun.config.sections.placement import PlacementConfig
@@ -42,6 +42,7 @@ class RunConfig(Section):
     async_mode: AsyncModeConfig
     data: DataConfig
     reward: RewardConfig
+    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     trainer: TrainerConfig = Field(default=TrainerConfig(), json_schema_extra=NOT_SEMANTIC)
     weight_sync: WeightSyncConfig = Field(default=WeightSyncConfig(), json_schema_extra=NOT_SEMANTIC)
     eval: EvalConfig = EvalConfig()

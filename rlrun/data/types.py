@@ -30,7 +30,8 @@ class Sample:
 
     tokens [T] int64; loss_mask [T] 0/1, 1 on tokens the policy produced; rollout_logprobs [T] float32 (engine,
     natural log, at the sampling temperature); policy_version = the engine's weights; `prompt_id` groups samples,
-    `rollout_id` is one execution (unique unless an agent returns several samples for one execution).
+    `rollout_id` is one execution: samples of a group that share it are siblings, which an agent returned together, and
+    carry one reward between them. A `removed` sample teaches nothing, but still counts wherever samples are counted.
     """
 
     prompt_id: int
@@ -44,6 +45,7 @@ class Sample:
     response_text: str = ""
     reward: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+    removed: bool = False
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -62,7 +64,7 @@ class Sample:
 
 @dataclass
 class Group:
-    """The samples of one prompt, drawn by one policy version (staleness 0)."""
+    """The samples of one prompt: those of `group_size` rollouts, or of fewer where some were dropped."""
 
     prompt: Prompt
     samples: list[Sample]

@@ -15,13 +15,14 @@ from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.decide.model import model_plan
-from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
+from rlrun.plan.decide.operations import data_plan, eval_plan, reward_plan, tracking_plan
 from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
+from rlrun.plan.decide.sampling import sampling_plan
 from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
 from rlrun.plan.identity import config_hash, resolved
 from rlrun.plan.memory import estimate
 from rlrun.plan.rules.memory import layout_of
-from rlrun.plan.types import ChangedValue, CheckpointPlan, MemoryPlan, RewardPlan, RunPlan, TimeoutsPlan
+from rlrun.plan.types import ChangedValue, CheckpointPlan, MemoryPlan, RunPlan, TimeoutsPlan
 
 if TYPE_CHECKING:
     from rlrun.config.load import Loaded
@@ -72,14 +73,14 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         slots=placement.slots(p),
         max_staleness=config.async_mode.max_staleness,
         model=model,
-        train=train_plan(config),
+        train=train_plan(config, model.spec),
         algo=algo_plan(c),
         batch=batch_plan(config),
         engines=engines,
         router=router,
         rollout=rollout_plan(config),
         data=data_plan(c),
-        reward=RewardPlan(config.reward.function, dict(config.reward.arguments), float(config.reward.timeout_s)),
+        reward=reward_plan(config),
         sync=sync_plan(config, model),
         eval=eval_plan(config),
         checkpoint=CheckpointPlan(**config.checkpoint.model_dump()),
@@ -88,6 +89,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         changed=_changed(c),
         resolved_config=resolved(c),
         memory=_memory(c),
+        sampling=sampling_plan(config),
     )
 
 

@@ -132,6 +132,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("model", _model(plan)),
         *(("run", f"not yet: {limit.what}") for limit in limits(plan)),
         ("step", _step(plan)),
+        *((("groups", _groups(plan)),) if plan.sampling.drops or plan.sampling.sample_filter else ()),
         ("batch", _batch(plan)),
         ("mode", f"{_mode(plan)}, {plan.placement_mode}"),
         ("length", _length(plan)),
@@ -139,7 +140,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("lr", _learning_rate(plan)),
         ("weights", _weights(plan)),
         ("data", _dataset(plan.data.train)),
-        ("reward", plan.reward.function),
+        ("reward", _reward(plan)),
         ("eval", _eval(plan)),
         ("track", f"mlflow experiment {plan.tracking.experiment}" if plan.tracking else "no MLflow"),
         ("save", _save(plan)),
@@ -157,9 +158,50 @@ def _step(plan: RunPlan) -> str:
     samples = (
         f"{_n(b.prompts_per_rollout, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
     )
+    if b.variable:
+        prompts = f"{_n(b.first_draw, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
+        kept = "those that are kept" if plan.sampling.drops else "all of them"
+        share = f"up to {b.samples_per_rank:,} per dp rank"
+        return f"{prompts}, one optimizer step of {kept}, {share}; {plan.num_steps:,} steps"
+    if plan.sampling.drops:
+        samples += " kept"
     if b.optimizer_steps_per_rollout > 1:
         samples += f", {b.optimizer_steps_per_rollout} optimizer steps of {b.samples_per_step:,}"
     return f"{samples}, {b.samples_per_rank:,} per dp rank; {plan.num_steps:,} steps"
+
+
+def _groups(plan: RunPlan) -> str:
+    """From the groups that are generated to those that are learned from."""
+    s, b = plan.sampling, plan.batch
+    words = []
+    if s.filter != "none":
+        words.append("equal rewards dropped" if s.filter == "drop_zero_variance" else f"kept by {s.filter}")
+    if s.overlong.handling == "drop":
+        words.append("fewer than two whole samples dropped")
+    if s.drops:
+        kept = "1 is" if b.variable else f"{b.prompts_per_rollout:,} are"
+        words.append(f"{b.first_draw:,} generated, {_n(s.max_refills, 'refill')} at most until {kept} kept")
+        if not b.variable:
+            words.append("surplus to the next step" if s.surplus_staleness else "surplus dropped")
+    if s.sample_filter is not None:
+        words.append(f"samples kept by {s.sample_filter}")
+    return "; ".join(words)
+
+
+def _reward(plan: RunPlan) -> str:
+    r = plan.reward
+    key = f", entry {r.key}" if r.key is not None else ""
+    return f"{r.function}{key}{f', then {r.postprocess}' if r.postprocess is not None else ''}"
+
+
+def _overlong(plan: RunPlan) -> str:
+    o = plan.sampling.overlong
+    return {
+        "none": "",
+        "mask": ", cut samples teach nothing",
+        "penalize": f", reward up to {o.penalty:g} lower over the last {o.buffer_tokens:,}",
+        "drop": ", cut samples dropped",
+    }[o.handling]
 
 
 def _batch(plan: RunPlan) -> str:
@@ -172,6 +214,7 @@ def _batch(plan: RunPlan) -> str:
     extras = [word for word, on in (
         ("full recompute", t.recompute == "full"),
         ("sequence parallel", t.sequence_parallel),
+        ("balanced by operations", t.attention_share > 0),
         ("optimizer state sharded over dp", t.distributed_optimizer and t.dp > 1),
     ) if on]  # fmt: skip
     return ", ".join([f"{cut} a micro-batch", *extras])
@@ -186,7 +229,7 @@ def _length(plan: RunPlan) -> str:
     r = plan.rollout
     seeded = ", seeded" if r.seeded else ""
     lengths = f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens"
-    return f"{lengths}, temperature {r.temperature:g}{seeded}"
+    return f"{lengths}{_overlong(plan)}, temperature {r.temperature:g}{seeded}"
 
 
 def _learning_rate(plan: RunPlan) -> str:

@@ -15,7 +15,7 @@ ONE_LINE = 88
 
 def loss_rows(a: AlgoPlan) -> list[tuple[str, str]]:
     """(label, text): always the loss, then what is not as usual."""
-    advantage, loss = _advantage(a), f"{_surrogate(a)}, {a.loss_aggregation}{_kl(a)}"
+    advantage, loss = _advantage(a), f"{_surrogate(a)}, {_aggregation(a)}{_kl(a)}"
     rows = [("loss", f"{advantage}, {loss}")]
     if len(rows[0][1]) > ONE_LINE:
         rows = [("estimate", advantage), ("loss", loss)]
@@ -46,6 +46,10 @@ def _surrogate(a: AlgoPlan) -> str:
     dual = f", dual clip {o.dual_clip:g}" if o.dual_clip is not None else ""
     entropy = f", entropy bonus {o.entropy_coef:g}" if o.entropy_coef else ""
     return f"{kind}clip {1 - o.clip_low:g}..{1 + o.clip_high:g}{dual}{entropy}"
+
+
+def _aggregation(a: AlgoPlan) -> str:
+    return a.loss_aggregation + (f" of {a.loss_constant:,} tokens" if a.loss_constant else "")
 
 
 def _kl(a: AlgoPlan) -> str:

@@ -5,7 +5,7 @@ is pickled into every Ray actor and written to the run folder as JSON. The parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.plan.parts.memory import (
@@ -37,6 +37,7 @@ from rlrun.plan.parts.rollout import (
     RouterPlan,
     SyncPlan,
 )
+from rlrun.plan.parts.sampling import OverlongPlan, SamplingPlan
 from rlrun.plan.parts.train import (
     AlgoPlan,
     BatchPlan,
@@ -89,6 +90,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
+    sampling: SamplingPlan = field(default_factory=SamplingPlan)
 
 
 __all__ = [
@@ -110,11 +112,13 @@ __all__ = [
     "ModelSpec",
     "MoeSpec",
     "OptimizerPlan",
+    "OverlongPlan",
     "PhaseMemory",
     "RewardPlan",
     "RolloutPlan",
     "RouterPlan",
     "RunPlan",
+    "SamplingPlan",
     "Slot",
     "SyncPlan",
     "TeacherPlan",

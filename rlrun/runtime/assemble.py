@@ -49,6 +49,7 @@ def assemble(
         runner=runner,
         canary=_canary(plan, cluster, client, inputs, runner) if plan.sync.verify == "canary" else None,
         mlflow_run_id=mlflow_run_id,
+        hooks=inputs.hooks,
     )
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a whole run: <run_dir>/checkpoints/step_000010/{megatron/, state.json}.
+"""Checkpoints of a whole run: <run_dir>/checkpoints/step_000010/{megatron/, state.json, buffer.npz}.
 
 A checkpoint appears under its name only when it is complete: everything is written into a `.tmp` folder, synced, and
 renamed. A crash in the middle leaves the previous one as the latest.
@@ -10,9 +10,14 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from rlrun.data.storage import load_groups, save_groups
+from rlrun.data.types import Group
+
+BUFFER = "buffer.npz"
 STEP_DIR = re.compile(r"^step_(\d{6,})$")
 
 
@@ -54,7 +59,8 @@ class CheckpointStore:
             return []
         return sorted(int(m.group(1)) for m in map(STEP_DIR.match, os.listdir(self.directory)) if m)
 
-    def save(self, state: RunState, trainer: Saver) -> str:
+    def save(self, state: RunState, trainer: Saver, buffer: Sequence[Group] = ()) -> str:
+        """`buffer`: groups that wait for the next step."""
         final, temporary = self.path(state.step), self.path(state.step) + ".tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         os.makedirs(os.path.join(temporary, "megatron"))
@@ -62,6 +68,8 @@ class CheckpointStore:
         if self._digest:
             _write_json(os.path.join(temporary, "digest.json"), trainer.digest())
         _write_json(os.path.join(temporary, "state.json"), asdict(state))
+        if buffer:
+            save_groups(os.path.join(temporary, BUFFER), buffer)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(temporary, final)
         self._prune()
@@ -75,6 +83,11 @@ class CheckpointStore:
         path = self.path(steps[-1])
         with open(os.path.join(path, "state.json"), encoding="utf-8") as f:
             return path, RunState(**json.load(f))
+
+    def load_buffer(self, path: str) -> list[Group]:
+        """The groups that waited when the checkpoint at `path` was made."""
+        file = os.path.join(path, BUFFER)
+        return load_groups(file) if os.path.exists(file) else []
 
     def _prune(self) -> None:
         for step in self.steps()[: -self._keep]:

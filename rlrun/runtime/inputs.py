@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlrun.agents.hooks import load_group_filter, load_postprocess, load_sample_filter
 from rlrun.agents.rewards import load_reward
 from rlrun.data.prompts import load_rows, tokenize_prompts
+from rlrun.data.selection import Hooks
 from rlrun.data.types import Prompt
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.types import DatasetPlan, RunPlan
@@ -20,6 +22,7 @@ class Inputs:
     train: list[Prompt]
     eval: list[Prompt]
     reward: Callable[[Prompt, str, Any], float]
+    hooks: Hooks
 
 
 def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
@@ -37,8 +40,17 @@ def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
         raise RlrunError(problems)
     if plan.eval is not None and plan.eval.max_prompts is not None:
         prompts["eval"] = prompts["eval"][: plan.eval.max_prompts]
-    return Inputs(
-        tokenizer, prompts["train"], prompts["eval"], load_reward(plan.reward.function, plan.reward.arguments)
+    reward = load_reward(plan.reward.function, plan.reward.arguments, plan.reward.key)
+    return Inputs(tokenizer, prompts["train"], prompts["eval"], reward, load_hooks(plan))
+
+
+def load_hooks(plan: RunPlan) -> Hooks:
+    """The user's functions that look at groups; the plan has imported them before."""
+    s, postprocess = plan.sampling, plan.reward.postprocess
+    return Hooks(
+        postprocess=load_postprocess(postprocess) if postprocess is not None else None,
+        group_filter=load_group_filter(s.filter) if ":" in s.filter else None,
+        sample_filter=load_sample_filter(s.sample_filter) if s.sample_filter is not None else None,
     )
 
 

@@ -163,6 +163,7 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
 def _restore(run_: Any, state: RunState, checkpoint: str, cluster: Any) -> None:
     cluster.trainer.load(os.path.join(checkpoint, "megatron"))
     run_.source.load_state_dict(state.source)
+    run_.buffer = run_.store.load_buffer(checkpoint)
     run_.step, run_.optimizer_steps = state.step, state.optimizer_steps
     # A run that had learned before it stopped has learned.
     run_.last_checkpoint, run_.learned = checkpoint, True

@@ -11,7 +11,8 @@ import numpy as np
 
 from rlrun.algos.advantages import Scored, estimator, token_advantages, zero_variance_groups
 from rlrun.algos.kl import kl_estimate
-from rlrun.data.batching import make_token_batches, make_train_batches, scatter, schedule_step
+from rlrun.data.batching import make_token_batches, make_train_batches, scatter
+from rlrun.data.schedule import cut_steps, schedule_step
 from rlrun.data.types import Group, Sample
 from rlrun.errors import RunFailed
 from rlrun.plan.types import AlgoPlan, RunPlan
@@ -72,6 +73,7 @@ def _schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
         batching=plan.train.batching,
         max_tokens_per_gpu=plan.train.max_tokens_per_gpu,
         micro_batch_size=plan.train.micro_batch_size,
+        attention_share=plan.train.attention_share,
     )
 
 
@@ -81,19 +83,26 @@ def update(run: Run, groups: list[Group], scores: Scores) -> dict[str, float]:
     samples = [sample for group in groups for sample in group.samples]
     # By position, not by prompt_id: at the end of an epoch a prompt may be drawn twice in one step.
     group_of = np.repeat(np.arange(len(groups)), [len(g.samples) for g in groups])
-    rewards = np.array([s.reward for s in samples])
+    rollout_of = rollouts(samples, group_of)
+    _, first = np.unique(rollout_of, return_index=True)  # siblings have one reward between them
+    rewards, groups_of_rollouts = np.array([s.reward for s in samples])[first], group_of[first]
     advantages = credit(plan.algo, samples, group_of, scores)
     steps: list[dict[str, float]] = []
-    for first in range(0, len(groups), plan.batch.groups_per_step):
-        chosen = np.flatnonzero((group_of >= first) & (group_of < first + plan.batch.groups_per_step))
-        steps.append(_optimizer_step(run, samples, advantages, scores, chosen))
+    for chosen in cut_steps(group_of, None if plan.batch.variable else plan.batch.groups_per_step):
+        steps.append(_optimizer_step(run, samples, advantages, scores, chosen, rollout_of))
     metrics = {f"train/{name}": float(np.mean([s[name] for s in steps])) for name in MEANS if name in steps[0]}
     metrics["train/lr"] = steps[-1]["lr"]
     metrics["train/ratio_max"] = max(s["ratio_max"] for s in steps)
-    metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples))
+    metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples if not s.removed))
     metrics["train/optimizer_steps"] = float(run.optimizer_steps)
-    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, group_of) / len(groups)
+    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, groups_of_rollouts) / len(groups)
     return metrics | _advantage_metrics(advantages, samples) | _gap_metrics(plan.algo, steps)
+
+
+def rollouts(samples: Sequence[Sample], group_of: np.ndarray) -> np.ndarray:
+    """[n] integers, equal for siblings: a rollout_id is unique only within its group."""
+    ids = np.array([s.rollout_id for s in samples], np.int64)
+    return group_of * (ids.max(initial=0) + 1) + ids
 
 
 def credit(algo: AlgoPlan, samples: Sequence[Sample], group_of: np.ndarray, scores: Scores) -> list[np.ndarray]:
@@ -111,11 +120,10 @@ def credit(algo: AlgoPlan, samples: Sequence[Sample], group_of: np.ndarray, scor
         assert scores.old is not None
         pairs = zip(scores.old, scores.teacher, masks, strict=True)
         distillation = [algo.opd_coef * (old - teacher) * mask for old, teacher, mask in pairs]
-    ids = np.array([s.rollout_id for s in samples], np.int64)
     scored = Scored(
         rewards=np.array([s.reward for s in samples]),
         groups=group_of,
-        rollouts=group_of * (ids.max(initial=0) + 1) + ids,  # an id is unique within its group
+        rollouts=rollouts(samples, group_of),
         masks=masks,
         penalties=penalties,
     )
@@ -143,7 +151,12 @@ def _gap_metrics(algo: AlgoPlan, steps: Sequence[dict[str, float]]) -> dict[str,
 
 
 def _optimizer_step(
-    run: Run, samples: Sequence[Sample], advantages: Sequence[np.ndarray], scores: Scores, chosen: np.ndarray
+    run: Run,
+    samples: Sequence[Sample],
+    advantages: Sequence[np.ndarray],
+    scores: Scores,
+    chosen: np.ndarray,
+    rollout_of: np.ndarray,
 ) -> dict[str, float]:
     """One step on the chosen samples; refuses to go on from a loss or gradient that is not a number."""
     part = [samples[i] for i in chosen]
@@ -157,6 +170,8 @@ def _optimizer_step(
         schedule,
         run.plan.algo.loss_aggregation,
         run.plan.rollout.temperature,
+        rollout_of=rollout_of[chosen],
+        loss_constant=run.plan.algo.loss_constant,
     )
     values = run.trainer.train_step(batches).values
     for name in ("loss", "grad_norm"):

@@ -20,10 +20,12 @@ import numpy as np
 from rlrun.agents.base import Agent
 from rlrun.backends.base import TrainMetrics
 from rlrun.data.prompts import PromptSource
+from rlrun.data.selection import Hooks
 from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
+from rlrun.runtime.collect import collect
 from rlrun.runtime.learn import logprobs, update
 from rlrun.runtime.progress import Progress
 from rlrun.tracking.base import Trackers
@@ -59,6 +61,8 @@ class Run:
     runner: asyncio.Runner  # one event loop for the whole run: HTTP connections outlive a step
     canary: Callable[[int], float] | None = None
     mlflow_run_id: str | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    buffer: list[Group] = field(default_factory=list)  # kept, and not needed yet
     step: int = 0
     optimizer_steps: int = 0
     learned: bool = False
@@ -97,7 +101,7 @@ def train(run: Run) -> None:
         run.seconds.clear()
         step = run.step + 1
         with run.phase("generate"):
-            groups = generate(run, step)
+            groups, collected = collect(run, step)
         samples = [sample for group in groups for sample in group.samples]
         with run.phase("logprobs"):
             scores = logprobs(run, samples)
@@ -106,16 +110,16 @@ def train(run: Run) -> None:
         with run.phase("sync"):
             metrics |= publish(run, step)
         run.step = step
-        metrics |= rollout_metrics(samples, version=step - 1)
+        metrics |= collected | rollout_metrics(samples, version=step - 1)
         if _due(run, run.plan.eval.interval if run.plan.eval else None):
             with run.phase("eval"):
                 metrics |= evaluate(run)
         if _due(run, run.plan.checkpoint.interval, last=True):
             with run.phase("save"):
-                run.last_checkpoint = run.store.save(run.state(), run.trainer)
+                run.last_checkpoint = run.store.save(run.state(), run.trainer, run.buffer)
         metrics |= {f"perf/{name}_s": s for name, s in run.seconds.items()}
         metrics["perf/step_s"] = time.monotonic() - began
-        tokens = sum(s.response_length for s in samples)
+        tokens = collected["rollout/response_tokens_generated"]
         metrics["perf/response_tokens_per_s"] = tokens / max(run.seconds["generate"], 1e-9)
         run.tracker.log(step, metrics)
         run.progress.step(step, run.last_step, metrics)
@@ -135,17 +139,6 @@ def _due(run: Run, interval: int | None, last: bool = False) -> bool:
     return run.step % interval == 0 or at_end
 
 
-def generate(run: Run, step: int) -> list[Group]:
-    prompts = run.source.take(run.plan.batch.prompts_per_rollout)
-    deadline = run.plan.timeouts.generate_s
-    groups = run.runner.run(run.guard(run.agent.collect(prompts, step=step), f"generation of step {step}", deadline))
-    versions = {sample.policy_version for group in groups for sample in group.samples}
-    staleness = max(step - 1 - v for v in versions)
-    if staleness > run.plan.max_staleness:
-        raise RunFailed("generation", f"samples of versions {sorted(versions)} in step {step}, expected {step - 1}")
-    return groups
-
-
 def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
     """What the step's samples look like."""
     rewards = np.array([s.reward for s in samples])
@@ -159,6 +152,7 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
         "rollout/truncated": float(np.mean([s.finish_reason == "length" for s in samples])),
         "rollout/aborted": float(np.mean([s.finish_reason == "abort" for s in samples])),
         "rollout/samples": float(len(samples)),
+        "rollout/removed": float(np.mean([s.removed for s in samples])),
         "rollout/staleness_max": float(max(version - s.policy_version for s in samples)),
     }
 

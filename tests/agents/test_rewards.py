@@ -158,7 +158,7 @@ def test_a_dict_is_refused_with_what_to_do_instead():
     reward = load_reward(f"{HERE}:returns_what_it_is_told", {"value": {"score": 1.0}})
     with pytest.raises(RunFailed) as caught:
         reward(None, "", None)
-    assert caught.value.hint == "return one number of the dict"
+    assert caught.value.hint == "set reward.key to one of its entries: score"
 
 
 def test_an_exception_of_the_function_names_it_and_the_response():
@@ -174,3 +174,19 @@ def test_rewards_import_nothing_but_the_standard_library():
     code = "import sys, rlrun.agents.rewards; print(sorted({'numpy', 'torch', 'pydantic', 'ray'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"
+
+
+def test_one_entry_of_a_dict_is_the_reward():
+    arguments = {"value": {"score": 0.5, "format": 1.0}}
+    assert load_reward(f"{HERE}:returns_what_it_is_told", arguments, "score")(None, "", None) == 0.5
+    assert load_reward(f"{HERE}:returns_what_it_is_told", arguments, "format")(None, "", None) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [({"score": "high"}, "returned 'high'"), ({"other": 1.0}, "a dict with other, not score"), (1.0, "an entry of it")],
+)
+def test_an_entry_that_is_not_there_or_not_a_number_is_refused(value, words):
+    reward = load_reward(f"{HERE}:returns_what_it_is_told", {"value": value}, "score")
+    with pytest.raises(RunFailed, match=words):
+        reward(None, "", None)

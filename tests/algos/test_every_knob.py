@@ -36,6 +36,7 @@ LEARNED: dict[str, tuple[list[str], str]] = {
     "algo.dual_clip": ([], "algo.dual_clip=1.01"),
     "algo.entropy_coef": ([], "algo.entropy_coef=0.1"),
     "algo.loss_aggregation": ([], "algo.loss_aggregation=sequence_mean"),
+    "algo.loss_constant": (["algo.loss_aggregation=constant"], "algo.loss_constant=2"),
     "algo.kl_coef": ([], KL),
     "algo.kl_reward_coef": ([], "algo.kl_reward_coef=0.1"),
     "algo.kl_estimator": ([KL], "algo.kl_estimator=k1"),

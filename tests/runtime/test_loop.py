@@ -19,6 +19,7 @@ from rlrun.data.types import Prompt
 from rlrun.errors import RunFailed
 from rlrun.plan.build import load_plan
 from rlrun.runtime.checkpoint import CheckpointStore
+from rlrun.runtime.inputs import load_hooks
 from rlrun.runtime.loop import Run, train
 from rlrun.runtime.progress import Progress
 from rlrun.runtime.supervise import Supervisor
@@ -115,11 +116,13 @@ class Setup:
                 progress=Progress(io.StringIO(), quiet=True),
                 guard=Supervisor().guard,
                 runner=runner,
+                hooks=load_hooks(self.plan),
             )
             if state:
                 path, saved = state
                 self.trainer.load(f"{path}/megatron")
                 run.source.load_state_dict(saved.source)
+                run.buffer = self.store.load_buffer(path)
                 run.step, run.optimizer_steps, run.learned = saved.step, saved.optimizer_steps, True
             train(run)
         return run

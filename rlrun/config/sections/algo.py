@@ -51,8 +51,9 @@ class AlgoConfig(Section):
     """Samples drawn for each prompt."""
     prompts_per_rollout: Positive = 64
     """Prompts drawn for each step of the loop."""
-    groups_per_step: Positive = 64
-    """Prompt groups in one optimizer step; divides prompts_per_rollout."""
+    groups_per_step: Positive | None = 64
+    """Prompt groups in one optimizer step; divides prompts_per_rollout. null: one step on all groups of the rollout
+    that were kept, however many those are (dynamic_sampling)."""
     loss: Annotated[str, Field(pattern=one_of_ours_or_a_path(*LOSSES))] = "ppo_clip"
     """Policy loss. ppo_clip: the clipped ratio of each token. gspo: the ratio of the sequence, the geometric mean over
     its tokens. cispo: log-prob times the clipped ratio, whose gradient is stopped. Or a function
@@ -66,8 +67,12 @@ class AlgoConfig(Section):
     nothing."""
     entropy_coef: Coefficient = 0.0
     """Weight of an entropy bonus in the loss."""
-    loss_aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Weight of a token in the loss: the same for every token, or the same for every sample."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "rollout_mean", "constant"] = "token_mean"
+    """Weight of a token in the loss. token_mean: the same for every token of the optimizer step. sequence_mean: the
+    same for every sample. rollout_mean: the same for every rollout, whose samples are one (an agent may return
+    several). constant: each rollout's sum over loss_constant tokens (Dr.GRPO)."""
+    loss_constant: Positive | None = None
+    """Tokens that loss_aggregation=constant divides a rollout's sum by; null takes rollout.max_response_tokens."""
     kl_coef: Coefficient = 0.0
     """Weight of the KL penalty to the reference model in the loss; 0 loads no reference for it."""
     kl_reward_coef: Coefficient = 0.0

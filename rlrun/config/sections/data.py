@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlrun.config.sections.base import NOT_SEMANTIC, ImportPath, Positive, Seconds, Section
+from rlrun.config.sections.base import (
+    NOT_SEMANTIC,
+    ImportPath,
+    NonNegative,
+    NotEmpty,
+    Positive,
+    Seconds,
+    Section,
+    one_of_ours_or_a_path,
+)
+
+FILTERS = ("none", "drop_zero_variance")
 
 
 class DatasetConfig(Section):
@@ -34,8 +45,30 @@ class RewardConfig(Section):
     """Reward function as package.module:name, called as f(prompt, response_text, label, **arguments) -> float."""
     arguments: dict[str, Any] = Field(default={})
     """Keyword arguments passed to it."""
+    key: NotEmpty | None = None
+    """The reward function returns a dict, and this entry of it is the reward."""
+    postprocess: ImportPath | None = None
+    """Function f(group) -> one reward for each of group.samples, called before anything else looks at them."""
     timeout_s: Seconds = Field(default=60.0, json_schema_extra=NOT_SEMANTIC)
     """Deadline of one call."""
+
+
+class DynamicSamplingConfig(Section):
+    """Which of the generated groups are learned from, and how many are generated so that there are enough."""
+
+    filter: Annotated[str, Field(pattern=one_of_ours_or_a_path(*FILTERS))] = "none"
+    """Groups that are kept. drop_zero_variance: those whose rewards are not all equal (DAPO); a group of equal rewards
+    teaches nothing. Or a function f(group) -> bool."""
+    over_sampling: Annotated[float, Field(ge=1, le=16)] = 1.0
+    """Prompts generated at a time, as a multiple of the groups still needed."""
+    max_refills: NonNegative = 3
+    """Times that more prompts are generated because too few groups were kept, before the run fails."""
+    surplus: Literal["buffer", "discard"] = "buffer"
+    """Groups kept beyond those needed. buffer: they are the first of the next step, one policy version older than the
+    others; what is older than that is dropped. discard: they are dropped."""
+    sample_filter: ImportPath | None = None
+    """Function f(group) -> one bool for each of group.samples. A sample with false teaches nothing, and still counts in
+    the baseline of its group and in the loss's denominator."""
 
 
 class EvalConfig(Section):

@@ -33,6 +33,14 @@ class RolloutConfig(Section):
     """Most tokens generated for one sample."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by the same value."""
+    overlong: Literal["none", "mask", "penalize", "drop"] = "none"
+    """Samples cut at max_response_tokens. none: as any other. mask: they keep their reward and teach nothing. penalize:
+    the reward falls linearly over the last overlong_buffer_tokens before the limit (DAPO). drop: the rollout is taken
+    out of its group before rewards are compared, and a group with fewer than two left is dropped."""
+    overlong_buffer_tokens: Positive | None = None
+    """Tokens before max_response_tokens over which the penalty grows. penalize only."""
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """What a sample of max_response_tokens loses. penalize only."""
     stop: list[str] = Field(default=[])
     """Strings that end a sample, beside the end-of-sequence token."""
     seeded: bool = False

@@ -14,6 +14,9 @@ class TrainerConfig(Section):
     """Tokens of one packed micro-batch on one GPU; a longer sample goes alone. packed only."""
     micro_batch_size: Positive | None = None
     """Samples of one micro-batch; padded only."""
+    balance_by: Literal["tokens", "flops"] = "tokens"
+    """What data-parallel ranks get equally much of: tokens, or estimated operations, of which attention makes long
+    samples cost more than in proportion. The cap of a micro-batch stays in tokens."""
     recompute: Literal["none", "full"] = "none"
     """Recompute each layer's activations in the backward pass instead of keeping them."""
     sequence_parallel: bool = False

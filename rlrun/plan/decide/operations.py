@@ -6,7 +6,7 @@ import os
 
 from rlrun.config.schema import RunConfig
 from rlrun.plan.context import Context, absolute
-from rlrun.plan.parts.operations import DataPlan, DatasetPlan, EvalPlan, TrackingPlan
+from rlrun.plan.parts.operations import DataPlan, DatasetPlan, EvalPlan, RewardPlan, TrackingPlan
 
 
 def data_plan(c: Context) -> DataPlan:
@@ -20,6 +20,11 @@ def _dataset(c: Context, name: str) -> DatasetPlan | None:
     if dataset is None or rows is None:
         return None
     return DatasetPlan(absolute(dataset.path), dataset.prompt_key, dataset.label_key, rows.num_rows)
+
+
+def reward_plan(config: RunConfig) -> RewardPlan:
+    r = config.reward
+    return RewardPlan(r.function, dict(r.arguments), float(r.timeout_s), r.key, r.postprocess)
 
 
 def eval_plan(config: RunConfig) -> EvalPlan | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from rlrun.algos.options import ImportanceOptions, LossOptions
 from rlrun.config.schema import RunConfig
 from rlrun.config.sections.algo import AlgoConfig
-from rlrun.plan import placement
+from rlrun.plan import batch, placement
+from rlrun.plan.attention import attention_share
 from rlrun.plan.context import Context, absolute
+from rlrun.plan.parts.model import ModelSpec
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TeacherPlan, TrainPlan
 from rlrun.plan.rules.algo import optimizer_steps
 from rlrun.plan.rules.policy import one_step_a_rollout, uses_reference
 
 
-def train_plan(config: RunConfig) -> TrainPlan:
+def train_plan(config: RunConfig, spec: ModelSpec) -> TrainPlan:
     p, t = config.placement, config.trainer
     return TrainPlan(
         slots=placement.trainer_slots(p),
@@ -29,6 +31,7 @@ def train_plan(config: RunConfig) -> TrainPlan:
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
         ep=p.trainer.ep,
+        attention_share=attention_share(spec) if t.balance_by == "flops" else 0.0,
     )
 
 
@@ -61,6 +64,9 @@ def algo_plan(c: Context) -> AlgoPlan:
         old_logprobs=_old_logprobs(a),
         reference_path=absolute(a.reference_path) if a.reference_path is not None else None,
         teacher=TeacherPlan(absolute(a.teacher_path), c.teacher) if a.teacher_path is not None else None,
+        loss_constant=(a.loss_constant or c.config.rollout.max_response_tokens)
+        if a.loss_aggregation == "constant"
+        else None,
     )
 
 
@@ -92,13 +98,16 @@ def _old_logprobs(a: AlgoConfig) -> str:
 
 def batch_plan(config: RunConfig) -> BatchPlan:
     a, dp = config.algo, placement.data_parallel(config.placement)
-    samples_per_step = a.groups_per_step * a.group_size
+    groups, variable = batch.largest_step(config), a.groups_per_step is None
+    samples_per_step = groups * a.group_size
     return BatchPlan(
         prompts_per_rollout=a.prompts_per_rollout,
         group_size=a.group_size,
-        samples_per_rollout=a.prompts_per_rollout * a.group_size,
-        groups_per_step=a.groups_per_step,
+        samples_per_rollout=(groups if variable else a.prompts_per_rollout) * a.group_size,
+        groups_per_step=groups,
         samples_per_step=samples_per_step,
-        optimizer_steps_per_rollout=a.prompts_per_rollout // a.groups_per_step,
+        optimizer_steps_per_rollout=batch.steps_per_rollout(config),
         samples_per_rank=-(-samples_per_step // dp),
+        variable=variable,
+        first_draw=batch.first_draw(config),
     )

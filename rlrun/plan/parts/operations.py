@@ -27,6 +27,8 @@ class RewardPlan:
     function: str
     arguments: dict[str, Any]
     timeout_s: float
+    key: str | None = None
+    postprocess: str | None = None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class TrainPlan:
     sequence_parallel: bool
     distributed_optimizer: bool
     ep: int = 1
+    attention_share: float = 0.0  # a sample of T tokens is T + this * T^2 work; 0 balances tokens
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class AlgoPlan:
     name: str
     advantage: str
     normalize_by_std: bool
-    loss_aggregation: str  # token_mean | sequence_mean
+    loss_aggregation: str  # token_mean | sequence_mean | rollout_mean | constant
     loss: LossOptions
     uses_reference: bool
     optimizer: OptimizerPlan
@@ -77,6 +78,7 @@ class AlgoPlan:
     )
     reference_path: str | None = None  # absolute; None when it is the initial weights, or there is none
     teacher: TeacherPlan | None = None
+    loss_constant: int | None = None  # tokens, for loss_aggregation constant
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,5 @@ class BatchPlan:
     samples_per_step: int
     optimizer_steps_per_rollout: int
     samples_per_rank: int  # of one optimizer step, when it divides evenly; else the largest share
+    variable: bool = False  # one step on all groups that were kept; the numbers are then the largest possible
+    first_draw: int = 0  # prompts generated before any refill

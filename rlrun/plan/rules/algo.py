@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
+from rlrun.plan.batch import steps_per_rollout
 from rlrun.plan.context import Context
 from rlrun.plan.placement import divisors, one_of
 
@@ -18,16 +19,16 @@ MLFLOW_SCHEMES = ("http", "https", "file", "sqlite", "mysql", "postgresql", "mss
 
 def optimizer_steps(c: Context) -> int:
     """Optimizer steps of the whole run."""
-    return c.config.num_steps * (c.config.algo.prompts_per_rollout // c.config.algo.groups_per_step)
+    return c.config.num_steps * steps_per_rollout(c.config)
 
 
 def groups_per_step(c: Context) -> Iterator[Problem]:
     a = c.config.algo
-    if a.prompts_per_rollout % a.groups_per_step:
+    if a.groups_per_step is not None and a.prompts_per_rollout % a.groups_per_step:
         valid = divisors(a.prompts_per_rollout)
         summary = f"{a.prompts_per_rollout} prompt groups cannot form equal optimizer steps of {a.groups_per_step}"
         keys = ("algo.groups_per_step", "algo.prompts_per_rollout")
-        hint = f"set algo.groups_per_step to {one_of(valid[-8:])}"
+        hint = f"set algo.groups_per_step to {one_of(valid[-8:])}, or to null"
         yield c.problem("groups-per-step-indivisible", summary, *keys, hint=hint)
 
 

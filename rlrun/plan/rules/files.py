@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem, RlrunError, Where
+from rlrun.plan.batch import first_draw
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.dataset import foreign_characters
 from rlrun.plan.placement import ports
@@ -23,11 +25,18 @@ LAST_PORT = 65535
 def train_data(c: Context) -> Iterator[Problem]:
     yield from _dataset(c, "train")
     rows = c.rows("train")
-    need = c.config.algo.prompts_per_rollout
+    need, wanted = first_draw(c.config), c.config.algo.prompts_per_rollout
     if rows is not None and rows.error is None and rows.num_rows < need:
         summary = f"{rows.num_rows} rows are too few for one rollout of {need} prompts"
-        keys = ("data.train.path", "algo.prompts_per_rollout")
-        hint = f"set algo.prompts_per_rollout to at most {rows.num_rows}" if rows.num_rows else "fill the file"
+        keys = ["data.train.path", "algo.prompts_per_rollout"]
+        most = rows.num_rows * wanted // need
+        hint = f"set algo.prompts_per_rollout to at most {most}" if rows.num_rows else "fill the file"
+        if need != wanted:
+            keys.append("dynamic_sampling.over_sampling")
+            if rows.num_rows >= wanted:
+                hint = (
+                    f"set dynamic_sampling.over_sampling to at most {math.floor(100 * rows.num_rows / wanted) / 100:g}"
+                )
         yield c.problem("dataset-too-small", summary, *keys, hint=hint)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
+from rlrun.plan.batch import largest_step
 from rlrun.plan.context import Context
 from rlrun.plan.placement import data_parallel, divisors, engine_slots, one_of, slots_needed
 from rlrun.plan.types import ModelSpec
@@ -60,11 +61,12 @@ def enough_samples(c: Context) -> Iterator[Problem]:
     """Trainer replicas and engines that would get nothing to do in any step."""
     a, p = c.config.algo, c.config.placement
     dp, engines = data_parallel(p), p.rollout.gpus // p.rollout.gpus_per_engine
-    step, rollout = a.groups_per_step * a.group_size, a.prompts_per_rollout * a.group_size
+    step, rollout = largest_step(c.config) * a.group_size, a.prompts_per_rollout * a.group_size
     if step < dp:
         summary = f"an optimizer step has {step} samples for {dp} data-parallel replicas of the trainer"
         keys = ("algo.groups_per_step", "algo.group_size", f"{TRAINER}.gpus")
-        hint = f"set algo.groups_per_step to {-(-dp // a.group_size)} or more"
+        key = "algo.groups_per_step" if a.groups_per_step is not None else "algo.prompts_per_rollout"
+        hint = f"set {key} to {-(-dp // a.group_size)} or more"
         yield c.problem("too-few-samples", summary, *keys, hint=hint)
     if rollout < engines:
         summary = f"a rollout has {rollout} samples for {engines} engines"

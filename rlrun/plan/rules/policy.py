@@ -22,7 +22,7 @@ def uses_reference(algo: Any) -> bool:
 
 
 def one_step_a_rollout(algo: Any) -> bool:
-    return algo.prompts_per_rollout == algo.groups_per_step
+    return algo.groups_per_step in (None, algo.prompts_per_rollout)
 
 
 def ratio_is_one(algo: Any) -> bool:

@@ -304,3 +304,26 @@ def contract(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: s
 
     with started(rendezvous, plan, model_dir) as trainer:
         check_train_backend(trainer, directory, plan.model.spec.vocab_size)
+
+
+def step_gradients(
+    rendezvous: Rendezvous, plan: RunPlan, model_dir: str, steps: dict[str, list[TrainBatch]]
+) -> dict[str, dict[str, Any]]:
+    """Loss and summed gradients of several optimizer steps, all from the same weights. A step is one batch for each
+    data-parallel rank."""
+    from rlrun.backends.megatron import cpu, step
+
+    found = {}
+    with started(rendezvous, plan, model_dir) as trainer, cpu.shim():
+        weights = [parameter.data.clone() for parameter in trainer.model.parameters()]
+        for name, batches in steps.items():
+            trainer.model.zero_grad_buffer()
+            micro_batches = trainer._micro_batches(batches[trainer.info.dp], train=True)
+            vocab_size = plan.model.spec.vocab_size
+            metrics = step.run_train(trainer.model, micro_batches, batches[0].temperature, vocab_size, plan.algo)
+            for parameter in trainer.model.parameters():
+                parameter.data.copy_(parameter.main_grad)
+            found[name] = {"loss": metrics["loss"], "gradients": exported(trainer)}
+            for parameter, weight in zip(trainer.model.parameters(), weights, strict=True):
+                parameter.data.copy_(weight)
+    return found
