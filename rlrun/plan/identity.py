@@ -26,6 +26,8 @@ def resolved(c: Context) -> dict[str, Any]:
     if c.model_dir is not None:
         values["model"]["path"] = c.model_dir
         values["model"]["architecture"] = dict(c.found)
+    if c.critic_dir is not None:
+        values["critic"]["path"] = c.critic_dir
     return values
 
 
@@ -46,6 +48,8 @@ def config_hash(c: Context, dtype: str) -> str:
             values["data"][name]["path"] = f"sha256:{rows.sha256}"
     if c.model_dir is not None:
         values["model"]["path"] = f"sha256:{_checkpoint_digest(Path(c.model_dir))}"
+    if c.critic_dir is not None:
+        values["critic"]["path"] = f"sha256:{_checkpoint_digest(Path(c.critic_dir))}"
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 

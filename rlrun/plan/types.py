@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlrun.plan.parts.critic import CriticPlan
 from rlrun.plan.parts.memory import (
     KvPlan,
     MemoryPlan,
@@ -88,6 +89,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
+    critic: CriticPlan | None = None  # with gae
 
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "BatchPlan",
     "ChangedValue",
     "CheckpointPlan",
+    "CriticPlan",
     "DataPlan",
     "DatasetPlan",
     "EnginePlan",

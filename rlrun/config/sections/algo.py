@@ -12,8 +12,13 @@ from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, Positive, Sect
 class AlgoConfig(Section):
     name: str = Field(json_schema_extra=NOT_SEMANTIC)
     """Label used in reports."""
-    advantage: Literal["grpo"] = "grpo"
-    """Advantage estimator. grpo: reward minus the group's mean, optionally over its standard deviation."""
+    advantage: Literal["grpo", "gae"] = "grpo"
+    """Advantage estimator. grpo: reward minus the group's mean, optionally over its standard deviation. gae: generalized
+    advantage estimation over the values of a critic (PPO), whitened over all tokens of the step."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Discount of a reward for each further token of the policy."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """gae only. 1: advantage = return - value, unbiased; smaller trusts the critic more, with less variance."""
     normalize_by_std: bool = True
     """Divide by the group's standard deviation (false is Dr.GRPO)."""
     group_size: Positive = 8
@@ -30,6 +35,8 @@ class AlgoConfig(Section):
     """Weight of a token in the loss: the same for every token, or the same for every sample."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL penalty to the reference model (the initial weights) in the loss; 0 loads no reference."""
+    kl_reward_coef: Annotated[float, Field(ge=0)] = 0.0
+    """gae only. Weight of a KL penalty to the reference model that is taken off the reward of every token."""
     kl_estimator: Literal["k1", "k2", "k3", "low_var"] = "low_var"
     """Estimator of that KL, from the sampled tokens. low_var is k3 clamped to [-10, 10]."""
     lr: Annotated[float, Field(gt=0, le=1)] = 1e-6

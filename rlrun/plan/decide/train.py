@@ -6,7 +6,8 @@ from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
 from rlrun.plan.context import Context
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TrainPlan
-from rlrun.plan.rules.algo import optimizer_steps
+from rlrun.plan.rules.algo import optimizer_steps, uses_reference
+from rlrun.plan.rules.critic import critic_only_optimizer_steps
 
 
 def train_plan(config: RunConfig) -> TrainPlan:
@@ -36,7 +37,7 @@ def algo_plan(c: Context) -> AlgoPlan:
         min_lr=float(a.min_lr),
         schedule=a.lr_schedule,
         warmup_steps=a.lr_warmup_steps,
-        total_steps=optimizer_steps(c),
+        total_steps=optimizer_steps(c) - critic_only_optimizer_steps(c),
         weight_decay=float(a.weight_decay),
         beta1=float(a.adam_beta1),
         beta2=float(a.adam_beta2),
@@ -52,8 +53,11 @@ def algo_plan(c: Context) -> AlgoPlan:
         loss_aggregation=a.loss_aggregation,
         kl_coef=float(a.kl_coef),
         kl_estimator=a.kl_estimator,
-        uses_reference=a.kl_coef > 0,
+        uses_reference=uses_reference(c),
         optimizer=optimizer,
+        gamma=float(a.gamma),
+        gae_lambda=float(a.gae_lambda),
+        kl_reward_coef=float(a.kl_reward_coef),
     )
 
 

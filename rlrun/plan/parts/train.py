@@ -60,6 +60,9 @@ class AlgoPlan:
     kl_estimator: str
     uses_reference: bool
     optimizer: OptimizerPlan
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    kl_reward_coef: float = 0.0
 
 
 @dataclass(frozen=True)

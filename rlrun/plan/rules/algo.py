@@ -21,6 +21,11 @@ def optimizer_steps(c: Context) -> int:
     return c.config.num_steps * (c.config.algo.prompts_per_rollout // c.config.algo.groups_per_step)
 
 
+def uses_reference(c: Context) -> bool:
+    """Whether the run holds the initial weights as a reference model."""
+    return c.config.algo.kl_coef > 0 or c.config.algo.kl_reward_coef > 0
+
+
 def group_size(c: Context) -> Iterator[Problem]:
     a = c.config.algo
     if a.advantage == "grpo" and a.group_size < 2:
@@ -68,7 +73,7 @@ def stop_after(c: Context) -> Iterator[Problem]:
 
 
 def kl(c: Context) -> Iterator[Problem]:
-    if c.config.algo.kl_coef == 0 and c.changed("algo.kl_estimator"):
+    if not uses_reference(c) and c.changed("algo.kl_estimator"):
         yield _inactive(c, "algo.kl_estimator", "estimates a penalty that has weight 0", "algo.kl_coef")
 
 

@@ -9,6 +9,8 @@ from rlrun.plan.context import Context
 from rlrun.plan.memory import GIB, Layout, engine_weights, estimate, host_bytes, kv_cache, worst_phase
 from rlrun.plan.placement import data_parallel
 from rlrun.plan.remedies import Remedy, Valid, cheapest_two, holds_a_sample, room_for_a_sample, word
+from rlrun.plan.rules.algo import uses_reference
+from rlrun.plan.rules.critic import has_critic
 from rlrun.plan.rules.placement import engine_tp_sizes, stays_within_nodes, trainer_tp_sizes
 
 FRACTION = "rollout.sglang.mem_fraction_static"
@@ -36,7 +38,8 @@ def layout_of(c: Context) -> Layout | None:
         recompute=t.recompute == "full",
         sequence_parallel=t.sequence_parallel and p.trainer.tp > 1,
         distributed_optimizer=t.distributed_optimizer,
-        reference=c.config.algo.kl_coef > 0,
+        reference=uses_reference(c),
+        critic=has_critic(c),
         engine_tp=p.rollout.gpus_per_engine,
         mem_fraction=r.sglang.mem_fraction_static,
         max_total_tokens=r.sglang.max_total_tokens,
