@@ -9,7 +9,7 @@ from rlrun.plan.parts.train import OptimizerPlan
 
 @dataclass(frozen=True)
 class CriticPlan:
-    """A second network on the trainer's slots, in the trainer's layout: rank r of one sits beside rank r of the other."""
+    """A second network on the slots of the trainer, in its layout: rank r of one sits beside rank r of the other."""
 
     path: str | None  # local folder; None: starts from the policy's initial weights
     value_clip: float | None

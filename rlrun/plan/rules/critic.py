@@ -47,7 +47,7 @@ def inactive(c: Context) -> Iterator[Problem]:
             yield c.problem("inactive-key", summary, "algo.normalize_by_std", "algo.advantage", hint=hint)
         return
     ours = [key.path for key in all_keys().values() if key.path.startswith("critic.")]
-    for key in (*ours, "algo.gamma", "algo.gae_lambda", "algo.kl_reward_coef"):
+    for key in (*ours, "algo.gae_lambda"):
         if c.changed(key):
             summary = f"{key} needs values of a critic, and advantage {c.config.algo.advantage} has none"
             hint = f"set {key} to {show(all_keys()[key].default)}, or algo.advantage to gae"
@@ -73,6 +73,17 @@ def learning_rate(c: Context) -> Iterator[Problem]:
         yield c.problem("warmup-longer-than-run", summary, *keys, hint=hint)
 
 
+def policy_warmup(c: Context) -> Iterator[Problem]:
+    """The policy has fewer optimizer steps than the run when the critic begins alone."""
+    warmup, total = c.config.algo.lr_warmup_steps, optimizer_steps(c)
+    left = total - critic_only_optimizer_steps(c)
+    if 0 < left < warmup <= total:
+        summary = f"{warmup} warm-up steps do not fit into the {left} optimizer steps that the critic leaves the policy"
+        keys = ("algo.lr_warmup_steps", "critic.critic_only_steps", "num_steps")
+        hint = f"set algo.lr_warmup_steps to {left // 10}, at most {left}"
+        yield c.problem("warmup-longer-than-run", summary, *keys, hint=hint)
+
+
 def critic_only(c: Context) -> Iterator[Problem]:
     if not has_critic(c):
         return
@@ -92,7 +103,9 @@ def checkpoint(c: Context) -> Iterator[Problem]:
         found = read_architecture(c.critic_dir, c.config.model.family)
     except RlrunError as e:
         for p in e.problems:
-            yield c.problem(p.code, p.summary, "critic.path", hint="set critic.path to null, or to a checkpoint's folder")
+            yield c.problem(
+                p.code, p.summary, "critic.path", hint="set critic.path to null, or to a checkpoint's folder"
+            )
         return
     policy = c.expected if c.model_dir is None else c.found
     differ = [k for k in found if k not in NOT_SHARED and found[k] != policy[k]]
@@ -107,4 +120,4 @@ def checkpoint(c: Context) -> Iterator[Problem]:
         yield c.problem("model-incomplete", summary, "critic.path", hint=hint)
 
 
-RULES = (inactive, learning_rate, critic_only, checkpoint)
+RULES = (inactive, learning_rate, policy_warmup, critic_only, checkpoint)
