@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlrun.algos.weights import loss_weights
-from rlrun.data.types import Sample, TokenBatch, TrainBatch
+from rlrun.data.types import Sample, TokenBatch, TrainBatch, ValueBatch
 
 Bins = list[list[int]]
 
@@ -196,6 +196,34 @@ def make_train_batches(
             old_logprobs=per_token(old_logprobs, rank),
             ref_logprobs=per_token(ref_logprobs, rank) if ref_logprobs is not None else [],
             rollout_logprobs=per_token([s.rollout_logprobs for s in samples], rank),
+        )
+        for rank in schedule
+    ]
+
+
+def make_value_batches(
+    samples: Sequence[Sample],
+    old_values: Sequence[np.ndarray],
+    returns: Sequence[np.ndarray],
+    schedule: Sequence[RankSchedule],
+    aggregation: str,
+) -> list[ValueBatch]:
+    """One batch a rank for one optimizer step of the critic on all of `samples`; weights as `make_train_batches`."""
+    weights = loss_weights([s.loss_mask for s in samples], aggregation)
+    assert sum(len(rank.samples) for rank in schedule) == len(samples), "a schedule of other samples"
+
+    def per_token(values: Sequence[np.ndarray], rank: RankSchedule) -> list[np.ndarray]:
+        for i in rank.samples:
+            assert len(values[i]) == len(samples[i].tokens), f"sample {i}: {len(values[i])} values for its tokens"
+        return [np.asarray(values[i], np.float32) for i in rank.samples]
+
+    return [
+        ValueBatch(
+            tokens=[_tokens(samples, i) for i in rank.samples],
+            micro_batches=[list(m) for m in rank.micro_batches],
+            loss_weights=per_token(weights, rank),
+            old_values=per_token(old_values, rank),
+            returns=per_token(returns, rank),
         )
         for rank in schedule
     ]

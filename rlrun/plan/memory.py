@@ -107,7 +107,7 @@ def state(m: Layout) -> list[Terms]:
     """Weights, gradients, optimizer and reference of one rank, stage by stage."""
     plain_parts, expert_parts = _optimizer_parts(m)
     adam = 12 if m.weight_bytes < 4 else 8
-    stages = []
+    stages: list[Terms] = []
     for plain, experts in stage_parameters(m.spec, m.tp, m.pp, m.ep):
         terms = {
             "weights": m.weight_bytes * (plain + experts),

@@ -68,9 +68,8 @@ def learning_rate(c: Context) -> Iterator[Problem]:
         yield c.problem("inactive-key", summary, "critic.min_lr", "critic.lr_schedule", hint=hint)
     if k.lr_warmup_steps > total:
         summary = f"{k.lr_warmup_steps} warm-up steps do not fit into the critic's {total} optimizer steps"
-        keys = ("critic.lr_warmup_steps", "num_steps")
         hint = f"set critic.lr_warmup_steps to {total // 10}, at most {total}"
-        yield c.problem("warmup-longer-than-run", summary, *keys, hint=hint)
+        yield c.problem("warmup-longer-than-run", summary, "critic.lr_warmup_steps", "num_steps", hint=hint)
 
 
 def policy_warmup(c: Context) -> Iterator[Problem]:
