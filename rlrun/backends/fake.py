@@ -2,7 +2,8 @@
 
 The policy is one table of logits, [positions, vocabulary]: token t of a sequence is drawn from row t, whatever came
 before. It can be sampled, scored and trained exactly, so the real loop, batching and losses learn on it in
-milliseconds. A critic, when the plan has one, is a value for each position. They pass the same contract suite as the real backends (tests/backends/contract.py).
+milliseconds. A critic, when the plan has one, is a value for each position. They pass the same contract suite as the
+real backends (tests/backends/contract.py).
 """
 
 from __future__ import annotations
