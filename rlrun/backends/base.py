@@ -56,12 +56,13 @@ class TrainBackend(Protocol):
 
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
         """Joins the process group, builds the model, optimizer and schedule (and the critic's, when the plan has one),
-        loads the HF weights in `model_dir` (as policy, and as reference when the plan uses one)."""
+        loads the HF weights in `model_dir` (as policy, and as reference when the plan uses one and names no other
+        folder)."""
         ...
 
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
         """Log-probs of every token given its predecessors, [T_i] float32 each, entry 0 is 0, logits divided by
-        batch.temperature. `model` is policy or reference. Empty list on ranks that do not report."""
+        batch.temperature. `model` is policy, reference or teacher. Empty list on ranks that do not report."""
         ...
 
     def train_step(self, batch: TrainBatch) -> TrainMetrics:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rlrun.algos.losses import policy_loss
+from rlrun.algos.losses import Tokens, policy_loss
 from rlrun.algos.values import value_loss
 from rlrun.backends.base import Completion, EngineAddress, GenerateRequest, RankInfo, Rendezvous, TrainMetrics
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
@@ -73,13 +73,24 @@ def _log_softmax(row: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum())
 
 
+def _table_at(path: str | None, like: torch.Tensor) -> torch.Tensor:
+    """A frozen model: the initial table, or another one for each path."""
+    if path is None:
+        return like.detach().clone()
+    seed = int(hashlib.sha256(path.encode()).hexdigest()[:8], 16)
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype)
+
+
 class FakeTrainer:
     """A TrainBackend of one rank that trains the table with plain gradient descent and the real loss."""
 
     def __init__(self, plan: RunPlan, engine: FakeEngine):
         self._plan, self._engine = plan, engine
         self._table = torch.zeros(engine.table.shape, dtype=torch.float64, requires_grad=True)
-        self._reference = self._table.detach().clone()
+        self._frozen = {
+            "reference": _table_at(plan.algo.reference_path, self._table),
+            "teacher": _table_at(plan.algo.teacher.path if plan.algo.teacher else None, self._table),
+        }
         self._steps = 0
         self._values = torch.zeros(engine.table.shape[0], dtype=torch.float64, requires_grad=True)  # by position
         self._value_steps = 0
@@ -92,31 +103,35 @@ class FakeTrainer:
         values = rows.gather(1, torch.as_tensor(tokens)[:, None])[:, 0]
         return torch.cat([torch.zeros(1, dtype=values.dtype), values[1:]])
 
+    def _entropy(self, tokens: np.ndarray, temperature: float) -> torch.Tensor:
+        rows = torch.log_softmax(self._table[: len(tokens)] / temperature, dim=-1)
+        return -(rows.exp() * rows).sum(dim=-1)
+
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
-        table = {"policy": self._table, "reference": self._reference}[model]
+        table = {"policy": self._table, **self._frozen}[model]
         return [self._logprobs(t, table, batch.temperature).detach().numpy().astype(np.float32) for t in batch.tokens]
 
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
         algo = self._plan.algo
         join = lambda arrays: torch.as_tensor(np.concatenate(arrays))  # noqa: E731
-        loss, metrics = policy_loss(
-            torch.cat([self._logprobs(t, self._table, batch.temperature) for t in batch.tokens]),
-            join(batch.old_logprobs),
-            join(batch.advantages),
-            join(batch.loss_weights),
-            join(batch.ref_logprobs) if batch.ref_logprobs else None,
-            join(batch.rollout_logprobs),
-            clip_low=algo.clip_low,
-            clip_high=algo.clip_high,
-            kl_coef=algo.kl_coef,
-            kl_estimator=algo.kl_estimator,
+        tokens = Tokens(
+            logprobs=torch.cat([self._logprobs(t, self._table, batch.temperature) for t in batch.tokens]),
+            advantages=join(batch.advantages),
+            loss_weights=join(batch.loss_weights),
+            rollout_logprobs=join(batch.rollout_logprobs),
+            lengths=torch.tensor([len(t) for t in batch.tokens]),
+            old_logprobs=join(batch.old_logprobs) if batch.old_logprobs else None,
+            ref_logprobs=join(batch.ref_logprobs) if batch.ref_logprobs else None,
+            entropy=torch.cat([self._entropy(t, batch.temperature) for t in batch.tokens]),
         )
+        loss, metrics = policy_loss(tokens, algo.loss)
+        metrics["num_tokens"] = tokens.counts.sum()
         (gradient,) = torch.autograd.grad(loss, self._table)
         with torch.no_grad():
             self._table -= STEP_SIZE * algo.optimizer.lr * gradient
         self._steps += 1
         values = {name: float(value) for name, value in metrics.items()}
-        return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": algo.optimizer.lr, "entropy": 0.0})
+        return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": algo.optimizer.lr})
 
     def values(self, batch: TokenBatch) -> list[np.ndarray]:
         assert self._plan.critic is not None, "the plan has no critic"

@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, critic, files, memory, model, placement
+from rlrun.plan.rules import algo, critic, files, frozen, memory, model, placement, policy
 
 Rule = Callable[[Context], Iterator[Problem]]
 
-RULES: tuple[Rule, ...] = (*algo.RULES, *critic.RULES, *placement.RULES, *model.RULES, *memory.RULES, *files.RULES)
+RULES: tuple[Rule, ...] = (
+    *algo.RULES,
+    *policy.RULES,
+    *critic.RULES,
+    *placement.RULES,
+    *model.RULES,
+    *frozen.RULES,
+    *memory.RULES,
+    *files.RULES,
+)
 
 
 def run_checks(context: Context) -> list[Problem]:

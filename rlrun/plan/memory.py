@@ -86,6 +86,7 @@ class Layout:
     max_total_tokens: int | None
     sample_tokens: int  # longest prompt and response
     bucket_bytes: int
+    teacher: ModelSpec | None = None
     critic: bool = False
 
     @property
@@ -104,11 +105,12 @@ Terms = dict[str, int]
 
 
 def state(m: Layout) -> list[Terms]:
-    """Weights, gradients, optimizer and reference of one rank, stage by stage."""
+    """Weights, gradients, optimizer, reference, critic and teacher of one rank, stage by stage."""
     plain_parts, expert_parts = _optimizer_parts(m)
     adam = 12 if m.weight_bytes < 4 else 8
     stages: list[Terms] = []
-    for plain, experts in stage_parameters(m.spec, m.tp, m.pp, m.ep):
+    teachers = stage_parameters(m.teacher, m.tp, m.pp, m.ep) if m.teacher is not None else None
+    for stage, (plain, experts) in enumerate(stage_parameters(m.spec, m.tp, m.pp, m.ep)):
         terms = {
             "weights": m.weight_bytes * (plain + experts),
             "gradients": 4 * (plain + experts),
@@ -117,7 +119,9 @@ def state(m: Layout) -> list[Terms]:
         if m.reference:
             terms["reference"] = terms["weights"]
         if m.critic:
-            terms["critic"] = critic_state(m, len(stages), plain, experts)
+            terms["critic"] = critic_state(m, stage, plain, experts)
+        if teachers is not None:
+            terms["teacher"] = m.weight_bytes * sum(teachers[stage])
         stages.append(terms)
     return stages
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.limits import limits
+from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, OptimizerPlan, RunPlan
 
@@ -136,7 +137,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("batch", _batch(plan)),
         ("mode", f"{_mode(plan)}, {plan.placement_mode}"),
         ("length", _length(plan)),
-        ("loss", _loss(plan)),
+        *loss_rows(plan.algo),
         ("lr", _learning_rate(plan.algo.optimizer)),
         *(("critic", _critic(critic)) for critic in (plan.critic,) if critic is not None),
         ("weights", _weights(plan)),
@@ -189,15 +190,6 @@ def _length(plan: RunPlan) -> str:
     seeded = ", seeded" if r.seeded else ""
     lengths = f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens"
     return f"{lengths}, temperature {r.temperature:g}{seeded}"
-
-
-def _loss(plan: RunPlan) -> str:
-    a = plan.algo
-    scale = " / std" if a.normalize_by_std else ""
-    how = f"gamma {a.gamma:g}, lambda {a.gae_lambda:g}" if a.advantage == "gae" else f"reward - mean{scale}"
-    kl = f", KL {a.kl_coef:g} ({a.kl_estimator})" if a.kl_coef else ", no KL" if not a.kl_reward_coef else ""
-    kl += f", KL in the rewards {a.kl_reward_coef:g} ({a.kl_estimator})" if a.kl_reward_coef else ""
-    return f"{a.advantage} ({how}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {a.loss_aggregation}{kl}"
 
 
 def _critic(critic: CriticPlan) -> str:

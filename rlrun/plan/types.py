@@ -43,6 +43,7 @@ from rlrun.plan.parts.train import (
     BatchPlan,
     OptimizerPlan,
     Slot,
+    TeacherPlan,
     TrainPlan,
 )
 
@@ -119,6 +120,7 @@ __all__ = [
     "RunPlan",
     "Slot",
     "SyncPlan",
+    "TeacherPlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

@@ -100,13 +100,13 @@ def train(run: Run) -> None:
             groups = generate(run, step)
         samples = [sample for group in groups for sample in group.samples]
         with run.phase("logprobs"):
-            old, ref = logprobs(run, samples)
+            scores = logprobs(run, samples)
         with run.phase("train"):
-            metrics = update(run, groups, old, ref)
+            metrics = update(run, groups, scores)
         with run.phase("sync"):
             metrics |= publish(run, step)
         run.step = step
-        metrics |= rollout_metrics(samples, old, version=step - 1)
+        metrics |= rollout_metrics(samples, version=step - 1)
         if _due(run, run.plan.eval.interval if run.plan.eval else None):
             with run.phase("eval"):
                 metrics |= evaluate(run)
@@ -146,12 +146,10 @@ def generate(run: Run, step: int) -> list[Group]:
     return groups
 
 
-def rollout_metrics(samples: Sequence[Sample], old: Sequence[np.ndarray], version: int) -> dict[str, float]:
-    """What the step's samples look like, and how far the two engines disagree on their log-probs."""
+def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """What the step's samples look like."""
     rewards = np.array([s.reward for s in samples])
     lengths = np.array([s.response_length for s in samples])
-    gaps = [np.abs(o - s.rollout_logprobs)[s.loss_mask > 0] for s, o in zip(samples, old, strict=True)]
-    gap = np.concatenate(gaps) if gaps else np.zeros(0)
     return {
         "rollout/reward_mean": float(rewards.mean()),
         "rollout/reward_std": float(rewards.std()),
@@ -162,8 +160,6 @@ def rollout_metrics(samples: Sequence[Sample], old: Sequence[np.ndarray], versio
         "rollout/aborted": float(np.mean([s.finish_reason == "abort" for s in samples])),
         "rollout/samples": float(len(samples)),
         "rollout/staleness_max": float(max(version - s.policy_version for s in samples)),
-        "train/train_rollout_logprob_abs_diff": float(gap.mean()) if gap.size else 0.0,
-        "train/train_rollout_logprob_abs_diff_max": float(gap.max()) if gap.size else 0.0,
     }
 
 

@@ -18,7 +18,8 @@ class MicroBatch:
 
     tokens, positions [b, s] int64; `packed` describes the samples in a packed row (b = 1), None when padded.
     rows, targets [N] int64: row `rows[j]` of the hidden states [b * s, h] predicts token `targets[j]`. N >= 1: an
-    empty micro-batch predicts one dummy token, whose weight is 0. `train` holds the per-token arrays of the loss, [N]
+    empty micro-batch predicts one dummy token, whose weight is 0. `counted` [S] int64: how many of the rows belong to
+    each sample, in order; they sum to N. `train` holds the per-token arrays of the loss, [N]
     float32 each (empty when only log-probs are wanted).
     """
 
@@ -29,6 +30,7 @@ class MicroBatch:
     packed: PackedSeqParams | None
     rows: Tensor
     targets: Tensor
+    counted: Tensor
     train: dict[str, Tensor]
 
 
@@ -64,14 +66,17 @@ def _make(
         packed = None
     # Token t (t >= 1) is predicted by the row of token t - 1.
     rows = np.concatenate([start + np.arange(n - 1) for start, n in zip(starts, lengths, strict=True)])
+    counted = np.array([n - 1 for n in lengths], np.int64)
     targets = np.concatenate([tokens[1:] for tokens in sequences])
     values = _train_values(batch, samples, len(rows)) if train else {}
     if values:
         keep = values["loss_weights"] != 0
+        counted = np.bincount(np.repeat(np.arange(len(counted)), counted)[keep], minlength=len(counted))
         rows, targets = rows[keep], targets[keep]
         values = {name: array[keep] for name, array in values.items()}
     if not len(rows):
         rows, targets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        counted = np.ones(1, dtype=np.int64)
         values = {name: np.zeros(1, dtype=np.float32) for name in _per_token(batch)} if train else {}
 
     def move(array: np.ndarray) -> Tensor:
@@ -85,6 +90,7 @@ def _make(
         packed=packed,
         rows=move(rows),
         targets=move(targets),
+        counted=move(counted.astype(np.int64)),
         train={name: move(array) for name, array in values.items()},
     )
 

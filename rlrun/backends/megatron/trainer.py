@@ -28,7 +28,7 @@ from rlrun.backends.megatron import (
 from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimizer, build_scheduler, wrap_ddp
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
-from rlrun.plan.types import RunPlan
+from rlrun.plan.types import ModelSpec, RunPlan
 
 CRITIC = "critic"
 """Folder of the critic inside of a checkpoint."""
@@ -48,8 +48,8 @@ def _in_megatron(method: Callable) -> Callable:
 class MegatronTrainer:
     """Implements `rlrun.backends.base.TrainBackend` on megatron-core; one instance a process, gloo or NCCL.
 
-    The reference model, when the plan uses one, is a second, frozen copy of the initial weights without gradients or
-    optimizer state.
+    The reference model, when the plan uses one, is a second, frozen copy of the initial weights (or of those at
+    `algo.reference_path`) without gradients or optimizer state; the teacher of a distillation is one more.
     """
 
     def __init__(self, plan: RunPlan):
@@ -68,7 +68,10 @@ class MegatronTrainer:
         model = self._load_model(model_dir)
         self.reference: PolicyModel | None = None
         if plan.algo.uses_reference:
-            self.reference = self._load_model(model_dir).requires_grad_(False)
+            self.reference = self._load_model(plan.algo.reference_path or model_dir).requires_grad_(False)
+        self.teacher: PolicyModel | None = None
+        if plan.algo.teacher is not None:
+            self.teacher = self._load_model(plan.algo.teacher.path, plan.algo.teacher.spec).requires_grad_(False)
         self.model = wrap_ddp(model, plan.train)
         self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer)
         self.scheduler = build_scheduler(self.optimizer, plan.algo.optimizer)
@@ -77,22 +80,23 @@ class MegatronTrainer:
             self.info = replace(self.info, notes=(self.critic.note,))
         return self.info
 
-    def _load_model(self, model_dir: str) -> PolicyModel:
-        model = build_model(self.plan.model.spec, self.plan.train, self.dtype)
-        hf_files.load_hf(model, model_dir, self.plan.model.spec)
+    def _load_model(self, model_dir: str, spec: ModelSpec | None = None) -> PolicyModel:
+        spec = spec or self.plan.model.spec
+        model = build_model(spec, self.plan.train, self.dtype)
+        hf_files.load_hf(model, model_dir, spec)
         return model
 
     @_in_megatron
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
-        network = {"policy": self.model, "reference": self.reference}[model]
-        assert network is not None, "the plan uses no reference model"
+        network = {"policy": self.model, "reference": self.reference, "teacher": self.teacher}[model]
+        assert network is not None, f"the plan uses no {model} model"
         micro_batches = self._micro_batches(batch, train=False)
         values = step.run_logprobs(network, micro_batches, batch.temperature, self.plan.model.spec.vocab_size)
         return values if self.info.reports else []
 
     @_in_megatron
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
-        """Metrics: those of `rlrun.algos.losses.policy_loss`, and entropy, num_tokens, grad_norm (before clipping), lr
+        """Metrics: those of `rlrun.algos.losses.policy_loss`, and num_tokens, grad_norm (before clipping), lr
         (of this step). Raises RunFailed on every rank when the loss or the gradient is not finite; the loss is checked
         before anything is updated."""
         micro_batches = self._micro_batches(batch, train=True)

@@ -38,8 +38,9 @@ class AlgoConfig(Section):
     advantage: Annotated[str, Field(pattern=one_of_ours_or_a_path(*ADVANTAGES))] = "grpo"
     """Advantage estimator. grpo: reward minus the group's mean, optionally over its standard deviation. rloo: minus the
     mean of the other samples. reinforce_plus_plus: the return from each token on, without groups.
-    reinforce_plus_plus_baseline: reward minus the group's mean, and the KL of each token. gae: generalized advantage
-    estimation over the values of a critic (PPO). Or a function f(scored) -> one number a sample, or one array a sample
+    reinforce_plus_plus_baseline: reward minus the group's mean, minus the KL of each token. gae: generalized advantage
+    estimation over the values of a critic (PPO).
+    Or a function f(scored) -> one number a sample, or one array a sample
     (rlrun.algos.advantages.Scored)."""
     normalize_by_std: bool = True
     """Divide by the group's standard deviation (false is Dr.GRPO). grpo only."""

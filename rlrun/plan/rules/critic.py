@@ -39,12 +39,8 @@ def critic_only_optimizer_steps(c: Context) -> int:
 
 
 def inactive(c: Context) -> Iterator[Problem]:
-    """Without a critic its keys do nothing; with one, those of the other estimators do not."""
+    """Without a critic its keys do nothing."""
     if has_critic(c):
-        if c.changed("algo.normalize_by_std"):
-            summary = "algo.normalize_by_std is about groups, and gae compares a sample with the critic's values"
-            hint = "set algo.normalize_by_std to true, or algo.advantage to grpo"
-            yield c.problem("inactive-key", summary, "algo.normalize_by_std", "algo.advantage", hint=hint)
         return
     ours = [key.path for key in all_keys().values() if key.path.startswith("critic.")]
     for key in (*ours, "algo.gae_lambda"):
