@@ -87,8 +87,8 @@ def _discounted_sums(x: np.ndarray, lengths: np.ndarray, c: float) -> np.ndarray
             flat[first * BLOCK : first * BLOCK + count] = heads[start : start + count]
         first_y = _discounted_sums(smaller, counts, float(powers[BLOCK])).reshape(-1)
         for start, first, count in zip(starts, firsts, counts, strict=True):
-            # Handed over in the row's last place, from where the triangle spreads it.
-            x[start : start + count - 1, -1] += c * first_y[first * BLOCK + 1 : first * BLOCK + count]
+            if count > 1:  # handed over in the row's last place, from where the triangle spreads it
+                x[start : start + count - 1, -1] += c * first_y[first * BLOCK + 1 : first * BLOCK + count]
     return x @ triangle
 
 
