@@ -8,7 +8,7 @@ import numpy as np
 
 from rlrun.algos.weights import loss_weights
 from rlrun.data.schedule import RankSchedule
-from rlrun.data.types import Sample, TokenBatch, TrainBatch
+from rlrun.data.types import Sample, TokenBatch, TrainBatch, ValueBatch
 
 
 def make_token_batches(
@@ -44,8 +44,7 @@ def make_train_batches(
     assert len(advantages) == n, (len(advantages), n)
     assert old_logprobs is None or len(old_logprobs) == n
     assert ref_logprobs is None or len(ref_logprobs) == n
-    weights = loss_weights([s.loss_mask for s in samples], aggregation, rollout_of, loss_constant)
-    weights = [w * np.float32(not s.removed) for w, s in zip(weights, samples, strict=True)]
+    weights = _weights(samples, aggregation, rollout_of, loss_constant)
 
     def per_token(values: Sequence[np.ndarray], rank: RankSchedule) -> list[np.ndarray]:
         for i in rank.samples:
@@ -62,6 +61,37 @@ def make_train_batches(
             old_logprobs=per_token(old_logprobs, rank) if old_logprobs is not None else [],
             ref_logprobs=per_token(ref_logprobs, rank) if ref_logprobs is not None else [],
             rollout_logprobs=per_token([s.rollout_logprobs for s in samples], rank),
+        )
+        for rank in schedule
+    ]
+
+
+def make_value_batches(
+    samples: Sequence[Sample],
+    old_values: Sequence[np.ndarray],
+    returns: Sequence[np.ndarray],
+    schedule: Sequence[RankSchedule],
+    aggregation: str,
+    *,
+    rollout_of: np.ndarray | None = None,
+    loss_constant: int | None = None,
+) -> list[ValueBatch]:
+    """One batch a rank for one optimizer step of the critic on all of `samples`; weights as `make_train_batches`."""
+    weights = _weights(samples, aggregation, rollout_of, loss_constant)
+    assert sum(len(rank.samples) for rank in schedule) == len(samples), "a schedule of other samples"
+
+    def per_token(values: Sequence[np.ndarray], rank: RankSchedule) -> list[np.ndarray]:
+        for i in rank.samples:
+            assert len(values[i]) == len(samples[i].tokens), f"sample {i}: {len(values[i])} values for its tokens"
+        return [np.asarray(values[i], np.float32) for i in rank.samples]
+
+    return [
+        ValueBatch(
+            tokens=[_tokens(samples, i) for i in rank.samples],
+            micro_batches=[list(m) for m in rank.micro_batches],
+            loss_weights=per_token(weights, rank),
+            old_values=per_token(old_values, rank),
+            returns=per_token(returns, rank),
         )
         for rank in schedule
     ]
@@ -84,6 +114,13 @@ def scatter(
             placed[i] = value
     assert len(placed) == len(lengths), f"{len(placed)} of {len(lengths)} samples were scheduled"
     return [placed[i] for i in range(len(lengths))]
+
+
+def _weights(
+    samples: Sequence[Sample], aggregation: str, rollout_of: np.ndarray | None, loss_constant: int | None
+) -> list[np.ndarray]:
+    weights = loss_weights([s.loss_mask for s in samples], aggregation, rollout_of, loss_constant)
+    return [w * np.float32(not s.removed) for w, s in zip(weights, samples, strict=True)]
 
 
 def _tokens(samples: Sequence[Sample], i: int) -> np.ndarray:

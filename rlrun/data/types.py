@@ -99,3 +99,14 @@ class TrainBatch(TokenBatch):
     old_logprobs: list[np.ndarray] = field(default_factory=list)
     ref_logprobs: list[np.ndarray] = field(default_factory=list)
     rollout_logprobs: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass
+class ValueBatch(TokenBatch):
+    """One data-parallel rank's share of one optimizer step of the critic. Per token, [T_i] float32 each: `loss_weights`
+    as in TrainBatch, `old_values` (the critic's, before the update) and `returns`. Token t's value is what the critic
+    expects from tokens[:t]."""
+
+    loss_weights: list[np.ndarray] = field(default_factory=list)
+    old_values: list[np.ndarray] = field(default_factory=list)
+    returns: list[np.ndarray] = field(default_factory=list)

@@ -14,6 +14,7 @@ from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
+from rlrun.plan.decide.critic import critic_plan
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, reward_plan, tracking_plan
 from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
@@ -90,6 +91,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         resolved_config=resolved(c),
         memory=_memory(c),
         sampling=sampling_plan(config),
+        critic=critic_plan(c),
     )
 
 

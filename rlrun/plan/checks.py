@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, files, frozen, memory, model, placement, policy, sampling
+from rlrun.plan.rules import algo, critic, files, frozen, memory, model, placement, policy, sampling
 
 Rule = Callable[[Context], Iterator[Problem]]
 
 RULES: tuple[Rule, ...] = (
     *algo.RULES,
     *policy.RULES,
+    *critic.RULES,
     *sampling.RULES,
     *placement.RULES,
     *model.RULES,

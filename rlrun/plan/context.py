@@ -54,6 +54,12 @@ class Context:
         return local_path(model.path)
 
     @functools.cached_property
+    def critic_dir(self) -> str | None:
+        """Folder of the checkpoint that a critic starts from; None when that is the policy's."""
+        path = self.config.critic.path
+        return None if path is None else absolute(path)
+
+    @functools.cached_property
     def expected(self) -> dict[str, Any]:
         """`model.architecture` as a mapping."""
         architecture = self.config.model.architecture

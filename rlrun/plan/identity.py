@@ -31,6 +31,8 @@ def resolved(c: Context) -> dict[str, Any]:
     if c.model_dir is not None:
         values["model"]["path"] = c.model_dir
         values["model"]["architecture"] = dict(c.found)
+    if c.critic_dir is not None:
+        values["critic"]["path"] = c.critic_dir
     return values
 
 
@@ -51,6 +53,8 @@ def config_hash(c: Context, dtype: str) -> str:
             values["data"][name]["path"] = f"sha256:{rows.sha256}"
     if c.model_dir is not None:
         values["model"]["path"] = f"sha256:{_checkpoint_digest(Path(c.model_dir))}"
+    if c.critic_dir is not None:
+        values["critic"]["path"] = f"sha256:{_checkpoint_digest(Path(c.critic_dir))}"
     for name in FROZEN:
         if values["algo"][name] is not None:
             values["algo"][name] = f"sha256:{_checkpoint_digest(Path(values['algo'][name]))}"

@@ -7,7 +7,8 @@ stage that needs most.
 State (Megatron-core's mixed-precision Adam): weights b*P, float32 gradients 4*P that stay resident, and optimizer
 12*P (float32 master weights and two moments; 8*P when the weights are float32 themselves), which the distributed
 optimizer divides over dp x cp for what is not an expert and over the ranks that hold the same experts otherwise. A
-reference model is another b*P. Context parallelism divides no weights.
+reference model is another b*P. A critic, which takes turns with the policy in the same processes, has weights,
+gradients and optimizer of its own, for all of P but the output layer. Context parallelism divides no weights.
 
 Activations follow what `rlrun.backends.megatron` keeps, which is more than fused kernels would: every norm keeps a
 float32 copy beside its output, and the MLP five tensors of its width. For dense Qwen3 this list was compared with what
@@ -86,6 +87,7 @@ class Layout:
     sample_tokens: int  # longest prompt and response
     bucket_bytes: int
     teacher: ModelSpec | None = None
+    critic: bool = False
 
     @property
     def tokens(self) -> int:
@@ -103,11 +105,10 @@ Terms = dict[str, int]
 
 
 def state(m: Layout) -> list[Terms]:
-    """Weights, gradients, optimizer, reference and teacher of one rank, stage by stage."""
-    ranks = m.dp * m.cp * m.tp  # of one stage
-    plain_parts, expert_parts = (m.dp * m.cp, max(1, ranks // m.ep)) if m.distributed_optimizer else (1, 1)
+    """Weights, gradients, optimizer, reference, critic and teacher of one rank, stage by stage."""
+    plain_parts, expert_parts = _optimizer_parts(m)
     adam = 12 if m.weight_bytes < 4 else 8
-    stages = []
+    stages: list[Terms] = []
     teachers = stage_parameters(m.teacher, m.tp, m.pp, m.ep) if m.teacher is not None else None
     for stage, (plain, experts) in enumerate(stage_parameters(m.spec, m.tp, m.pp, m.ep)):
         terms = {
@@ -117,10 +118,29 @@ def state(m: Layout) -> list[Terms]:
         }
         if m.reference:
             terms["reference"] = terms["weights"]
+        if m.critic:
+            terms["critic"] = critic_state(m, stage, plain, experts)
         if teachers is not None:
             terms["teacher"] = m.weight_bytes * sum(teachers[stage])
         stages.append(terms)
     return stages
+
+
+def critic_state(m: Layout, stage: int, plain: int, experts: int) -> int:
+    """Weights, gradients and optimizer of the critic's part of a stage, which has so many parameters of the policy: a
+    vector takes the place of an output layer, where the stage holds one."""
+    has_output = stage == m.pp - 1 and not (m.spec.tied_embeddings and m.pp == 1)
+    plain += m.spec.hidden_size - (share(m.spec.vocab_size, m.tp) * m.spec.hidden_size if has_output else 0)
+    plain_parts, expert_parts = _optimizer_parts(m)
+    adam = 12 if m.weight_bytes < 4 else 8
+    return (m.weight_bytes + 4) * (plain + experts) + adam * (share(plain, plain_parts) + share(experts, expert_parts))
+
+
+def _optimizer_parts(m: Layout) -> tuple[int, int]:
+    """Over how many ranks the optimizer state is divided: of what is not an expert, and of experts."""
+    if not m.distributed_optimizer:
+        return 1, 1
+    return m.dp * m.cp, max(1, m.dp * m.cp * m.tp // m.ep)
 
 
 def layer_bytes(m: Layout, layer: int) -> int:
@@ -290,5 +310,6 @@ def host_bytes(m: Layout, gpus_per_node: int, processes: int) -> int:
     """Bytes of host memory that a node needs at most: its processes, and, while a checkpoint is saved, the optimizer
     state that each model-parallel rank's first data-parallel replica collects. Nothing is offloaded."""
     adam = 12 if m.weight_bytes < 4 else 8
+    # A critic is saved after the policy, so its state is never collected at the same time.
     largest = max(plain + experts for plain, experts in stage_parameters(m.spec, m.tp, m.pp, m.ep))
     return HOST_PROCESS * processes + min(gpus_per_node, m.tp * m.pp * m.ep) * adam * largest

@@ -36,6 +36,8 @@ def loss_rows(a: AlgoPlan) -> list[tuple[str, str]]:
 def _advantage(a: AlgoPlan) -> str:
     scale = " / std" if a.normalize_by_std else ""
     text = f"grpo (reward - mean{scale})" if a.advantage == "grpo" else ESTIMATES.get(a.advantage, a.advantage)
+    if a.advantage == "gae":
+        text = f"gae (lambda {a.gae_lambda:g})"
     discount = f", gamma {a.gamma:g}" if a.gamma != 1 else ""
     return text + discount + (", whitened" if a.whiten_advantages else "")
 

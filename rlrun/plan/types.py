@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlrun.plan.parts.critic import CriticPlan
 from rlrun.plan.parts.memory import (
     KvPlan,
     MemoryPlan,
@@ -91,6 +92,7 @@ class RunPlan:
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
     sampling: SamplingPlan = field(default_factory=SamplingPlan)
+    critic: CriticPlan | None = None  # with gae
 
 
 __all__ = [
@@ -98,6 +100,7 @@ __all__ = [
     "BatchPlan",
     "ChangedValue",
     "CheckpointPlan",
+    "CriticPlan",
     "DataPlan",
     "DatasetPlan",
     "EnginePlan",

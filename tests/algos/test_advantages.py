@@ -115,7 +115,7 @@ def test_a_reward_that_is_not_finite_is_our_mistake():
 
 
 def test_schema_offers_exactly_the_estimators_there_are():
-    assert set(schema.ADVANTAGES) == set(ADVANTAGES)
+    assert set(schema.ADVANTAGES) - {"gae"} == set(ADVANTAGES)  # gae needs values, and has a module of its own
 
 
 @given(scored_groups())

@@ -9,7 +9,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 
 
 @dataclass
@@ -35,14 +35,19 @@ class MicroBatch:
 
 
 PER_TOKEN = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+OF_VALUES = ("loss_weights", "old_values", "returns")
+
+
+def _per_token(batch: TokenBatch) -> tuple[str, ...]:
+    return OF_VALUES if isinstance(batch, ValueBatch) else PER_TOKEN
 
 
 def make_microbatches(
     batch: TokenBatch, batching: str, multiple: int, device: torch.device, train: bool
 ) -> list[MicroBatch]:
     """One MicroBatch for each list in `batch.micro_batches`. Lengths are rounded up to a multiple of `multiple` (the
-    tensor-parallel size under sequence parallelism). With `train` (a TrainBatch), only the tokens with a loss weight
-    are predicted; otherwise all but each sample's first."""
+    tensor-parallel size under sequence parallelism). With `train` (a TrainBatch or ValueBatch), only the tokens with a
+    loss weight are predicted; otherwise all but each sample's first."""
     assert batch.micro_batches, "a batch needs at least one micro-batch, which may be empty"
     placed = sorted(index for samples in batch.micro_batches for index in samples)
     assert placed == list(range(len(batch.tokens))), "every sample belongs in exactly one micro-batch"
@@ -72,7 +77,7 @@ def _make(
     if not len(rows):
         rows, targets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         counted = np.ones(1, dtype=np.int64)
-        values = {name: np.zeros(1, dtype=np.float32) for name in PER_TOKEN} if train else {}
+        values = {name: np.zeros(1, dtype=np.float32) for name in _per_token(batch)} if train else {}
 
     def move(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -93,11 +98,11 @@ def _make(
 def _train_values(batch: TokenBatch, samples: list[int], num_predicted: int) -> dict[str, np.ndarray]:
     """The loss's arrays for tokens 1..T-1 of the samples, end to end: what the first token has cannot be trained on.
     Empty without samples."""
-    assert isinstance(batch, TrainBatch)
+    assert isinstance(batch, TrainBatch | ValueBatch)
     if not samples:
         return {}
     values = {}
-    for name in PER_TOKEN:
+    for name in _per_token(batch):
         arrays = getattr(batch, name)
         if arrays:
             values[name] = np.concatenate([np.asarray(arrays[i], dtype=np.float32)[1:] for i in samples])

@@ -29,17 +29,22 @@ def run_logprobs(
 
     def collect(micro_batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
         logprobs, _ = _token_logprobs(model, micro_batch, hidden, temperature, vocab_size)
-        return logprobs.sum(), _no_tokens(logprobs), logprobs.cpu().numpy()
+        return logprobs.sum(), no_tokens(logprobs), logprobs.cpu().numpy()
 
     with torch.no_grad():
-        outputs = _run(model, micro_batches, collect, forward_only=True)
-    by_sample: dict[int, np.ndarray] = {}
+        outputs = run(model, micro_batches, collect, forward_only=True)
+    return by_sample(micro_batches, outputs)
+
+
+def by_sample(micro_batches: list[MicroBatch], outputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What each micro-batch's rows gave -> one array [T_i] a sample, in the order of the batch; entry 0 is 0."""
+    found: dict[int, np.ndarray] = {}
     for micro_batch, values in zip(micro_batches, outputs, strict=False):
         start = 0
         for sample, length in zip(micro_batch.samples, micro_batch.lengths, strict=True):
-            by_sample[sample] = np.concatenate([np.zeros(1, np.float32), values[start : start + length - 1]])
+            found[sample] = np.concatenate([np.zeros(1, np.float32), values[start : start + length - 1]])
             start += length - 1
-    return [by_sample[i] for i in sorted(by_sample)]
+    return [found[i] for i in sorted(found)]
 
 
 def run_train(
@@ -67,9 +72,9 @@ def run_train(
         value, metrics = policy_loss(tokens, algo.loss)
         metrics["num_tokens"] = tokens.counts.sum()
         # Megatron may scale the loss in place; what is logged must not share its memory.
-        return value, _no_tokens(value), {name: metric.detach().double().clone() for name, metric in metrics.items()}
+        return value, no_tokens(value), {name: metric.detach().double().clone() for name, metric in metrics.items()}
 
-    return reduce_metrics(_run(model, micro_batches, loss, forward_only=False))
+    return reduce_metrics(run(model, micro_batches, loss, forward_only=False))
 
 
 def _token_logprobs(
@@ -86,12 +91,12 @@ def _token_logprobs(
     return token_logprobs(rows, weight, micro_batch.targets, temperature, vocab_size, entropy_grad=entropy_grad)
 
 
-def _no_tokens(like: Tensor) -> Tensor:
+def no_tokens(like: Tensor) -> Tensor:
     """The token count Megatron asks for; our loss weights are normalised already, so it is not used."""
     return torch.zeros((), dtype=torch.int, device=like.device)
 
 
-def _run(model: torch.nn.Module, micro_batches: list[MicroBatch], loss: Any, forward_only: bool) -> list[Any]:
+def run(model: torch.nn.Module, micro_batches: list[MicroBatch], loss: Any, forward_only: bool) -> list[Any]:
     def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         micro_batch = next(iterator)
         hidden = model(micro_batch.tokens, micro_batch.positions, None, packed_seq_params=micro_batch.packed)
@@ -119,6 +124,8 @@ def reduce_metrics(outputs: list[dict[str, Tensor]]) -> dict[str, float]:
             (dist.ReduceOp.SUM, [name for name in names if not name.endswith("_max")]),
             (dist.ReduceOp.MAX, [name for name in names if name.endswith("_max")]),
         ):
+            if not chosen:
+                continue
             parts = [values[name].sum() if op == dist.ReduceOp.SUM else values[name].max() for name in chosen]
             reduced = torch.stack(parts)
             dist.all_reduce(reduced, op=op, group=ps.get_data_parallel_group(with_context_parallel=True))

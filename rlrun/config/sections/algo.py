@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, NotEmpty, Positive, Section, one_of_ours_or_a_path
 
-ADVANTAGES = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+ADVANTAGES = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 LOSSES = ("ppo_clip", "gspo", "cispo")
 
 Coefficient = Annotated[float, Field(ge=0)]
@@ -38,13 +38,16 @@ class AlgoConfig(Section):
     advantage: Annotated[str, Field(pattern=one_of_ours_or_a_path(*ADVANTAGES))] = "grpo"
     """Advantage estimator. grpo: reward minus the group's mean, optionally over its standard deviation. rloo: minus the
     mean of the other samples. reinforce_plus_plus: the return from each token on, without groups.
-    reinforce_plus_plus_baseline: reward minus the group's mean, minus the KL of each token.
+    reinforce_plus_plus_baseline: reward minus the group's mean, minus the KL of each token. gae: generalized advantage
+    estimation over the values of a critic (PPO).
     Or a function f(scored) -> one number a sample, or one array a sample
     (rlrun.algos.advantages.Scored)."""
     normalize_by_std: bool = True
     """Divide by the group's standard deviation (false is Dr.GRPO). grpo only."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Discount of a reward for each token that lies before it. reinforce_plus_plus only."""
+    """Discount of a reward for each token that lies before it. reinforce_plus_plus and gae only."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """1: advantage = return - value, unbiased; smaller trusts the critic more, with less variance. gae only."""
     whiten_advantages: bool = False
     """Shift and scale the advantages of all tokens of a rollout to mean 0 and variance 1."""
     group_size: Positive = 8
@@ -77,7 +80,7 @@ class AlgoConfig(Section):
     """Weight of the KL penalty to the reference model in the loss; 0 loads no reference for it."""
     kl_reward_coef: Coefficient = 0.0
     """Weight of the KL penalty to the reference model in the rewards, before the advantages; not together with kl_coef.
-    By token for the reinforce_plus_plus estimators, summed over the sample for grpo and rloo."""
+    By token for gae and the reinforce_plus_plus estimators, summed over the sample for grpo and rloo."""
     kl_estimator: Literal["k1", "k2", "k3", "low_var"] = "low_var"
     """Estimator of either KL, from the sampled tokens. low_var is k3 clamped to [-10, 10]."""
     kl_unbiased: bool = False

@@ -11,6 +11,7 @@ from rlrun.plan.context import Context, absolute
 from rlrun.plan.parts.model import ModelSpec
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TeacherPlan, TrainPlan
 from rlrun.plan.rules.algo import optimizer_steps
+from rlrun.plan.rules.critic import critic_only_optimizer_steps
 from rlrun.plan.rules.policy import one_step_a_rollout, uses_reference
 
 
@@ -42,7 +43,7 @@ def algo_plan(c: Context) -> AlgoPlan:
         min_lr=float(a.min_lr),
         schedule=a.lr_schedule,
         warmup_steps=a.lr_warmup_steps,
-        total_steps=optimizer_steps(c),
+        total_steps=optimizer_steps(c) - critic_only_optimizer_steps(c),
         weight_decay=float(a.weight_decay),
         beta1=float(a.adam_beta1),
         beta2=float(a.adam_beta2),
@@ -58,6 +59,7 @@ def algo_plan(c: Context) -> AlgoPlan:
         uses_reference=uses_reference(a),
         optimizer=optimizer,
         gamma=float(a.gamma),
+        gae_lambda=float(a.gae_lambda),
         whiten_advantages=a.whiten_advantages,
         kl_reward_coef=float(a.kl_reward_coef),
         opd_coef=float(a.opd_coef),

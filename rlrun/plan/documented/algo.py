@@ -50,6 +50,10 @@ CODES: dict[str, str] = {
         "The run has num_steps x prompts_per_rollout / groups_per_step optimizer steps, fewer than "
         "algo.lr_warmup_steps: the learning rate would never reach algo.lr."
     ),
+    "critic-only-run": (
+        "critic.critic_only_steps is the number of steps at the beginning in which the policy stays as it is, so that "
+        "the critic can learn its values first. It has to be smaller than num_steps."
+    ),
     "stop-after-end": "stop_after is a step at which to stop early, and it lies behind the last step.",
     "eval-without-data": "eval.interval asks for evaluations, and data.eval names no prompts.",
     "eval-samples-equal": (

@@ -70,6 +70,7 @@ class AlgoPlan:
     uses_reference: bool
     optimizer: OptimizerPlan
     gamma: float = 1.0
+    gae_lambda: float = 1.0
     whiten_advantages: bool = False
     kl_reward_coef: float = 0.0
     opd_coef: float = 0.0

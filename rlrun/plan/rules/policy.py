@@ -14,7 +14,7 @@ COMPARING = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators that compare the samples of a prompt with each other."""
 WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators whose advantages have no scale of their own."""
-DISCOUNTING = ("reinforce_plus_plus",)
+DISCOUNTING = ("reinforce_plus_plus", "gae")
 
 
 def uses_reference(algo: Any) -> bool:

@@ -32,7 +32,7 @@ def share(batch: TokenBatch, dp: int, num_dp: int) -> Any:
     chosen = list(range(dp, len(batch.tokens), num_dp))
     if num_dp == 1:
         return batch
-    fields = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    fields = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "old_values", "returns")
     parts = {f: [getattr(batch, f)[i] for i in chosen] for f in fields if getattr(batch, f, None)}
     local = list(range(len(chosen)))
     cuts = [local[:3], local[3:], []] if dp else [local[:1], local[1:2], local[2:]]

@@ -64,6 +64,9 @@ def make_plan(
     device: str = "cpu",
     seed: int = 1234,
     sync: t.SyncPlan | None = None,
+    critic: bool = False,
+    critic_path: str | None = None,
+    value_clip: float | None = 0.2,
     **optimizer: Any,
 ) -> t.RunPlan:
     world = tp * pp * dp
@@ -118,5 +121,6 @@ def make_plan(
         tracking=None,
         timeouts=t.TimeoutsPlan(60.0, 60.0, 60.0, 60.0, 60.0),
         changed=(),
+        critic=t.CriticPlan(critic_path, value_clip, 0, replace(OPTIMIZER, lr=2e-2, clip_grad=1.5)) if critic else None,
         resolved_config={},
     )
