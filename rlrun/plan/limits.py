@@ -26,4 +26,15 @@ def limits(plan: RunPlan) -> list[Limit]:
         what = f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}"
         hint = "use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b"
         found.append(Limit("family-not-runnable", what, hint))
+    if plan.sync.backend == "cuda_ipc":
+        node = {slot.index: slot.node for slot in plan.slots}
+        first = node[plan.train.slots[0]]
+        away = [e.index for e in plan.engines if any(node[slot] != first for slot in e.slots)]
+        if away:
+            what = (
+                f"engine{'s' * (len(away) > 1)} {away[0]}{f' to {away[-1]}' * (len(away) > 1)} "
+                f"on other nodes than trainer rank 0, which hands out the weights by CUDA IPC"
+            )
+            hint = "use `rlrun plan`, or set placement.mode to disaggregated and weight_sync.transport to distributed"
+            found.append(Limit("colocated-nodes-not-runnable", what, hint))
     return found

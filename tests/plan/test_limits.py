@@ -7,6 +7,7 @@ import pytest
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.plan.families import FAMILIES, RUNNABLE
+from rlrun.plan.limits import limits
 from rlrun.plan.render import render_plan
 from rlrun.runtime.preflight import check_machine
 
@@ -36,3 +37,19 @@ def test_a_family_that_cannot_run_yet_says_so_before_anything_starts(family):
 def test_a_family_that_runs_is_not_refused(monkeypatch):
     monkeypatch.setattr("rlrun.runtime.preflight._installed", lambda package: True)
     check_machine(load_plan(["+experiment=quickstart"]))
+
+
+NODES = ["+experiment=qwen3_grpo", "placement.num_nodes=8", "placement.trainer.gpus=64", "placement.rollout.gpus=64"]
+
+
+def test_a_colocated_run_over_nodes_can_be_planned_and_says_that_it_cannot_run():
+    plan = load_plan(NODES)
+    assert len(plan.engines) == 64
+    assert {slot.node for slot in plan.slots} == set(range(8))
+    [limit] = limits(plan)
+    assert limit.code == "colocated-nodes-not-runnable"
+    assert "engines 8 to 63 on other nodes than trainer rank 0" in limit.what
+
+
+def test_an_engine_needs_a_trainer_rank_on_its_node_only():
+    assert not limits(load_plan(["+experiment=qwen3_grpo", "placement.trainer.gpus=4", "placement.rollout.gpus=8"]))

@@ -43,9 +43,14 @@ CODES: dict[str, str] = {
         "trainer's (from GPU 0 when colocated), without gaps."
     ),
     "transport-impossible": (
-        "Weights reach the engines by tensor transport, which hands over memory and needs trainer and engines "
-        "on the same GPUs of one node, or by distributed transport, a process group in which NCCL allows each "
-        "GPU once and which therefore needs disaggregated placement on cuda."
+        "Weights reach the engines by tensor transport, which hands over memory (CUDA IPC on cuda) and therefore needs "
+        "colocated placement and, on every node that an engine has GPUs on, a trainer rank; or by distributed "
+        "transport, a process group in which NCCL allows each GPU once and which therefore needs disaggregated "
+        "placement on cuda."
+    ),
+    "colocated-nodes-not-runnable": (
+        "A colocated run over several nodes can be planned, but in this version the whole weights are gathered on "
+        "trainer rank 0 only, and CUDA IPC cannot hand them to an engine on another node."
     ),
     "attention-backend": (
         "The attention backend does not run on this device (only torch_native runs on a CPU), or cannot give "

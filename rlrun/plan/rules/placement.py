@@ -8,7 +8,7 @@ from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.placement import data_parallel, divisors, engine_slots, one_of, slots_needed
+from rlrun.plan.placement import data_parallel, divisors, engine_slots, one_of, slots_needed, trainer_slots
 from rlrun.plan.types import ModelSpec
 
 TRAINER, ROLLOUT = "placement.trainer", "placement.rollout"
@@ -195,14 +195,34 @@ def transport(c: Context) -> Iterator[Problem]:
     if kind == "tensor" and p.mode == "disaggregated":
         summary = "tensor transport needs trainer and engines on the same GPUs"
         yield c.problem("transport-impossible", summary, key, "placement.mode", hint=f"set {key} to distributed")
-    elif kind == "tensor" and p.device == "cuda" and p.num_nodes > 1:
-        summary = "tensor transport hands over GPU memory within one node"
-        keys = (key, "placement.num_nodes")
-        hint = f"set {key} to distributed with placement.mode disaggregated, or placement.num_nodes to 1"
-        yield c.problem("transport-impossible", summary, *keys, hint=hint)
+    elif kind == "tensor" and p.device == "cuda":
+        yield from _engine_without_trainer(c)
     elif kind == "distributed" and p.device == "cuda" and p.mode == "colocated":
         summary = "distributed transport needs a GPU for each member: NCCL refuses trainer and engine on the same one"
         yield c.problem("transport-impossible", summary, key, "placement.mode", hint=f"set {key} to tensor")
+
+
+def _engine_without_trainer(c: Context) -> Iterator[Problem]:
+    """CUDA IPC hands over memory within a node, so each node with an engine needs a trainer rank that has the weights.
+    It need not be on the engine's own GPUs: within a node one GPU reads another's memory."""
+    p = c.config.placement
+    if p.rollout.gpus % p.rollout.gpus_per_engine:
+        return  # engines-indivisible says so
+    trained = {slot // p.gpus_per_node for slot in trainer_slots(p)}
+    for index, slots in enumerate(engine_slots(p)):
+        lacking = sorted({slot // p.gpus_per_node for slot in slots} - trained)
+        if lacking:
+            summary = (
+                f"tensor transport hands over GPU memory within one node, and engine {index} (GPUs {slots[0]} to "
+                f"{slots[-1]}) is on node {lacking[0]}, where no trainer rank is: the {p.trainer.gpus} trainer GPUs "
+                f"are on {len(trained)} of {p.num_nodes} nodes"
+            )
+            size = p.trainer.tp * p.trainer.pp * p.trainer.cp
+            more, fewer = -(-p.rollout.gpus // size) * size, len(trained) * p.gpus_per_node
+            hint = f"set {TRAINER}.gpus to {more}, or {ROLLOUT}.gpus to {fewer}"
+            keys = ("weight_sync.transport", f"{TRAINER}.gpus", f"{ROLLOUT}.gpus", "placement.gpus_per_node")
+            yield c.problem("transport-impossible", summary, *keys, hint=hint)
+            return
 
 
 def device_keys(c: Context) -> Iterator[Problem]:
