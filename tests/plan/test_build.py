@@ -58,7 +58,7 @@ def test_a_placement_without_engines_has_a_trainer_and_nothing_to_send_weights_t
 
 
 def test_a_placement_without_a_trainer_has_engines_only():
-    words = ["trainer.max_tokens_per_gpu=null", "trainer.micro_batch_size=null", "checkpoint.interval=null"]
+    words = ["trainer.max_tokens_per_gpu=null", "placement.trainer.gpus=8", "checkpoint.interval=null"]
     plan = load_plan([QUICK, "placement.mode=rollout_only", *words])
     assert (plan.train.slots, plan.train.dp, plan.sync) == ((), 0, None)
     assert [engine.slots for engine in plan.engines] == [(0,)]
@@ -77,7 +77,8 @@ def test_server_groups_become_engines_in_the_order_of_their_slots():
         (29403, None, 29404),
         (29405, None, 29406),
     ]
-    assert plan.router is not None and plan.router.port == 29407
+    assert plan.router is not None
+    assert plan.router.port == 29407
     assert [e.max_running_requests for e in plan.engines] == [64, 256, 256]
     assert [g.engines for g in plan.deployment.groups] == [(0,), (1, 2)]
     assert plan_from_json(plan_to_json(plan)) == plan
@@ -89,7 +90,8 @@ def test_frozen_models_have_engines_and_a_router_of_their_own():
     plan = load_plan([*words, f"placement.rollout.server_groups={groups}", "rollout.port=29400"])
     [judge] = plan.deployment.models
     assert (judge.path, judge.engines) == ("Qwen/Qwen3-8B", (2, 3))
-    assert judge.router is not None and plan.router is not None
+    assert judge.router is not None
+    assert plan.router is not None
     assert (plan.router.port, judge.router.port) == (29408, 29409)
     assert plan.config_hash != load_plan(["+experiment=qwen3_pd"]).config_hash, "a judge decides what is learned"
 

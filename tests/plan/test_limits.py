@@ -70,13 +70,23 @@ SPLIT = ["+experiment=qwen3_grpo", "placement=split_8gpu"]
         ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
         (
             "external-engines-not-runnable",
-            ["+experiment=qwen3_grpo", "placement=train_8gpu", "placement.mode=disaggregated"]
-            + ["weight_sync.transport=distributed", "placement.rollout.external=[{url: 'http://node7:30000'}]"],
+            [
+                "+experiment=qwen3_grpo",
+                "placement=train_8gpu",
+                "placement.mode=disaggregated",
+                "weight_sync.transport=distributed",
+                "placement.rollout.external=[{url: 'http://node7:30000'}]",
+            ],
         ),
         (
             "engine-nodes-not-runnable",
-            [*SPLIT, "placement.num_nodes=3", "placement.trainer.gpus=8", "placement.rollout.gpus=16"]
-            + ["placement.rollout.gpus_per_engine=16"],
+            [
+                *SPLIT,
+                "placement.num_nodes=3",
+                "placement.trainer.gpus=8",
+                "placement.rollout.gpus=16",
+                "placement.rollout.gpus_per_engine=16",
+            ],
         ),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.pp=2"]),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.dp_attention=2"]),
