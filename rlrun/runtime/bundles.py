@@ -35,7 +35,22 @@ def misplaced(plan: RunPlan, places: Sequence[Place], ids_are_physical: bool) ->
                 f"engine {engine.index} needs its {len(engine.slots)} GPUs on {len(engine.nodes)} "
                 f"node{'s' * (len(engine.nodes) > 1)}, and they were granted on {', '.join(hosts)}"
             )
-    return _on_reserved(plan, places) if ids_are_physical else None
+    return _on_other_nodes(plan, places) or (_on_reserved(plan, places) if ids_are_physical else None)
+
+
+def _on_other_nodes(plan: RunPlan, places: Sequence[Place]) -> str | None:
+    hosts = list(dict.fromkeys(host for host, _ in places))
+    nodes = sorted({slot.node for slot in plan.slots})
+    if len(hosts) != len(nodes):
+        return (
+            f"the plan has its {len(plan.slots)} slots on {len(nodes)} node{'s' * (len(nodes) > 1)} of "
+            f"{plan.gpus_per_node} GPUs, and they were granted on {len(hosts)}: {', '.join(hosts)}"
+        )
+    for slot, (host, _) in zip(plan.slots, places, strict=False):
+        if host != hosts[nodes.index(slot.node)]:
+            planned = hosts[nodes.index(slot.node)]
+            return f"slot {slot.index} is planned on node {slot.node}, which is {planned}, and was granted on {host}"
+    return None
 
 
 def _on_reserved(plan: RunPlan, places: Sequence[Place]) -> str | None:

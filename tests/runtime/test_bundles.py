@@ -39,6 +39,15 @@ def test_an_engine_that_the_cluster_has_torn_apart_is_named():
     assert "engine 1 needs its 2 GPUs on 1 node, and they were granted on 10.0.0.1, 10.0.0.2" in why
 
 
+def test_nodes_smaller_than_planned_are_named():
+    whole = load_plan([BIG])
+    why = misplaced(whole, node("10.0.0.1", *range(4)) + node("10.0.0.2", *range(4)), True)
+    assert why == "the plan has its 8 slots on 1 node of 8 GPUs, and they were granted on 2: 10.0.0.1, 10.0.0.2"
+    two = load_plan([BIG, "placement.num_nodes=2", "placement.trainer.gpus=16", "placement.rollout.gpus=16"])
+    uneven = misplaced(two, node("10.0.0.1", *range(7)) + node("10.0.0.2", *range(9)), True)
+    assert uneven == "slot 7 is planned on node 0, which is 10.0.0.1, and was granted on 10.0.0.2"
+
+
 def test_too_few_bundles_name_the_group_that_does_not_fit_and_its_numbers():
     why = misplaced(SPLIT, node("10.0.0.1", *range(7)), True)
     assert why is not None
