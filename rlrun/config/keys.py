@@ -86,7 +86,7 @@ def _collect(section: type[Section], prefix: str, semantic: bool, found: dict[st
         path = f"{prefix}{name}"
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         inner = section_of(field.annotation)
-        counts = semantic and bool(extra.get("semantic", True))
+        counts = bool(extra.get("semantic", semantic))
         doc = field.description or (inner.__doc__ if inner else None) or ""
         found[path] = Key(
             path=path,

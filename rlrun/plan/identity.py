@@ -55,6 +55,8 @@ def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     for name, value in values.items():
         key = all_keys()[f"{prefix}{name}"]
         if not key.semantic:
+            changed = _changed_inside(value, f"{key.path}.") if key.section is not None and value is not None else {}
+            kept |= {name: changed} if changed else {}
             continue
         if key.section is not None and value is not None:
             value = _semantic(value, f"{key.path}.")
@@ -62,6 +64,14 @@ def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
             value = float(value)  # 1 and 1.0 are the same learning rate
         kept[name] = value
     return kept
+
+
+def _changed_inside(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Semantic keys of a section that otherwise is not, where they are away from their defaults."""
+    known = all_keys()
+    return {name: value for name, value in values.items()
+            if known[f"{prefix}{name}"].semantic and known[f"{prefix}{name}"].section is None
+            and value != known[f"{prefix}{name}"].default}  # fmt: skip
 
 
 def _checkpoint_digest(folder: Path) -> str:

@@ -113,9 +113,11 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
     unit = "slot" if plan.device == "cpu" else "GPU"
     sizes = [
         f"{name} {size}"
-        for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp), ("ep", train.ep))
+        for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp), ("ep", train.ep), ("etp", train.etp))
         if size > 1
     ]
+    if len(set(train.stage_layers)) > 1:
+        sizes[sizes.index(f"pp {train.pp}")] += f" ({'+'.join(map(str, train.stage_layers))} layers)"
     rollout_slots = tuple(slot for engine in engines for slot in engine.slots)
     size = f" x {_n(engines[0].tp, unit)} (tp {engines[0].tp})" if engines[0].tp > 1 else f" x 1 {unit}"
     router = f", sglang-router {plan.router.policy}" if plan.router else ""
@@ -132,7 +134,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         *(("run", f"not yet: {limit.what}") for limit in limits(plan)),
         ("step", _step(plan)),
         ("batch", _batch(plan)),
-        ("mode", f"{_mode(plan)}, {plan.placement_mode}"),
+        ("mode", _mode(plan)),
         ("length", _length(plan)),
         ("loss", _loss(plan)),
         ("lr", _learning_rate(plan)),
@@ -171,14 +173,19 @@ def _batch(plan: RunPlan) -> str:
     extras = [word for word, on in (
         ("full recompute", t.recompute == "full"),
         ("sequence parallel", t.sequence_parallel),
-        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp > 1),
+        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp * t.cp > 1),
+        ("optimizer on the host", t.optimizer_offload),
+        (f"{t.grad_dtype} gradients", t.grad_dtype != "float32"),
+        (f"{t.optimizer_dtype} moments", t.optimizer_dtype != "float32"),
     ) if on]  # fmt: skip
     return ", ".join([f"{cut} a micro-batch", *extras])
 
 
 def _mode(plan: RunPlan) -> str:
     word = "synchronous" if plan.max_staleness == 0 else "asynchronous"
-    return f"{word} (max_staleness {plan.max_staleness})"
+    away = [name for name, on in (("engines", plan.rollout.offload), ("trainer", plan.train.offload)) if on]
+    leaves = f", {' and '.join(away)} off the GPU while the other works" if away else ""
+    return f"{word} (max_staleness {plan.max_staleness}), {plan.placement_mode}{leaves}"
 
 
 def _length(plan: RunPlan) -> str:
@@ -228,6 +235,7 @@ def _eval(plan: RunPlan) -> str:
 def _save(plan: RunPlan) -> str:
     c = plan.checkpoint
     when = f"every {_n(c.interval, 'step')} and at the end, newest {c.keep} kept" if c.interval else "at the end"
+    when += ", gathered on the host" if c.gather == "host" else ""
     stop = f"; stops after step {plan.stop_after}" if plan.stop_after else ""
     return f"{_path(os.path.join(plan.output_dir, plan.name))}, {when}{stop}"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.plan.parts.memory import (
+    HostMemory,
     KvPlan,
     MemoryPlan,
     MemoryTerm,
@@ -99,6 +100,7 @@ __all__ = [
     "DatasetPlan",
     "EnginePlan",
     "EvalPlan",
+    "HostMemory",
     "IndexerSpec",
     "KvPlan",
     "LinearAttentionSpec",

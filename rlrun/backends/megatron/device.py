@@ -55,7 +55,8 @@ def join(plan: RunPlan, rendezvous: Rendezvous) -> RankInfo:
         pipeline_model_parallel_size=train.pp,
         context_parallel_size=train.cp,
         distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
-        create_gloo_process_groups=False,
+        # Only what is gathered on the host goes through them.
+        create_gloo_process_groups=plan.checkpoint.gather == "host",
     )
     info = _rank_info(rendezvous.rank)
     seed(plan.seed, info)

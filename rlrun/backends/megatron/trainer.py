@@ -64,7 +64,7 @@ class MegatronTrainer:
         if plan.algo.uses_reference:
             self.reference = self._load_model(model_dir).requires_grad_(False)
         self.model = wrap_ddp(model, plan.train)
-        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer)
+        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer, plan.checkpoint.gather == "host")
         self.scheduler = build_scheduler(self.optimizer, plan.algo.optimizer)
         return self.info
 

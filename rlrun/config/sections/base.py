@@ -15,6 +15,9 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NOT_SEMANTIC: dict[str, Any] = {"semantic": False}
 """Marks fields that do not change what is learned; they stay out of the config hash."""
 
+SEMANTIC: dict[str, Any] = {"semantic": True}
+"""Marks fields of a section that is NOT_SEMANTIC which do change it, when they are away from their default."""
+
 
 class Section(BaseModel):
     model_config = ConfigDict(

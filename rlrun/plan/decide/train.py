@@ -5,12 +5,14 @@ from __future__ import annotations
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
 from rlrun.plan.context import Context
+from rlrun.plan.parameters import stage_sizes
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TrainPlan
 from rlrun.plan.rules.algo import optimizer_steps
 
 
-def train_plan(config: RunConfig) -> TrainPlan:
+def train_plan(config: RunConfig, num_layers: int) -> TrainPlan:
     p, t = config.placement, config.trainer
+    sizes = stage_sizes(num_layers, p.trainer.pp, p.trainer.first_stage_layers, p.trainer.last_stage_layers)
     return TrainPlan(
         slots=placement.trainer_slots(p),
         tp=p.trainer.tp,
@@ -26,6 +28,12 @@ def train_plan(config: RunConfig) -> TrainPlan:
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
         ep=p.trainer.ep,
+        etp=p.trainer.etp,
+        stage_layers=tuple(sizes),
+        grad_dtype=t.grad_dtype,
+        optimizer_dtype=t.optimizer_dtype,
+        optimizer_offload=t.optimizer_offload,
+        offload=t.offload,
     )
 
 

@@ -32,6 +32,12 @@ class TrainPlan:
     sequence_parallel: bool
     distributed_optimizer: bool
     ep: int = 1
+    etp: int = 1
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal parts
+    grad_dtype: str = "float32"
+    optimizer_dtype: str = "float32"
+    optimizer_offload: bool = False
+    offload: bool = False
 
 
 @dataclass(frozen=True)
