@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from rlrun.config.keys import all_keys
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import plain
 from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
@@ -109,7 +110,7 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
             continue
         value = c.value(key.path)
         if value != key.default:
-            changed.append(ChangedValue(key.path, key.default, value, c.origins.of(key.path)))
+            changed.append(ChangedValue(key.path, plain(key.default), plain(value), c.origins.of(key.path)))
     return tuple(changed)
 
 

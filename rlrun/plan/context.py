@@ -12,6 +12,7 @@ from rlrun.config.keys import all_keys
 from rlrun.config.origin import Origins
 from rlrun.config.partial import Partial, Unreadable
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import plain
 from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.dataset import Scan, scan
@@ -34,7 +35,10 @@ class Context:
         for name in key.split("."):
             if node is None:
                 raise Unreadable(key)
-            node = getattr(node, name)
+            if isinstance(node, list | tuple):
+                node = node[int(name)]
+            else:
+                node = node[name] if isinstance(node, dict) else getattr(node, name)
         return node
 
     def changed(self, key: str) -> bool:
@@ -43,7 +47,7 @@ class Context:
 
     def problem(self, code: str, summary: str, *keys: str, hint: str) -> Problem:
         """A problem that shows these keys, their values and who set them."""
-        return Problem(code, summary, tuple(self.origins.where(key, self.value(key)) for key in keys), hint)
+        return Problem(code, summary, tuple(self.origins.where(key, plain(self.value(key))) for key in keys), hint)
 
     @functools.cached_property
     def model_dir(self) -> str | None:
