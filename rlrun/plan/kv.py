@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun.plan.layout import DEFAULT_FRACTION, Layout, Terms
-from rlrun.plan.parameters import is_linear, share, stage_parameters
+from rlrun.plan.parameters import is_linear, share, stage_parameters, stage_sizes
 from rlrun.plan.types import KvPlan, ModelSpec
 
 INDEX_CACHE = 132
@@ -31,18 +31,26 @@ def state_bytes_per_request(spec: ModelSpec, tp: int) -> int:
 
 
 def engine_weights(m: Layout) -> int:
-    """Bytes of the weights on one of an engine's GPUs, which divide experts as they divide everything else."""
-    [(plain, experts)] = stage_parameters(m.spec, m.engine_tp, ep=m.engine_tp)
-    return m.weight_bytes * (plain + experts)
+    """Bytes of the weights on one of an engine's GPUs, at its worst stage; they divide experts as everything else.
+    Data-parallel attention has its heads once for each of its ranks; counted as if all plain weights were."""
+    sizes = stage_sizes(m.spec.num_layers, m.engine_pp)
+    stages = stage_parameters(m.spec, _head_ranks(m), sizes, ep=m.engine_tp)
+    return m.weight_bytes * max(plain + experts for plain, experts in stages)
+
+
+def _head_ranks(m: Layout) -> int:
+    """Ranks that share the heads."""
+    return max(1, m.engine_tp // m.engine_dp)
 
 
 def kv_cache(m: Layout) -> KvPlan:
     """What the engine's share has left beside its weights and the states of max_running requests, at most
     max_total_tokens."""
-    each = kv_bytes_per_token(m.spec, m.engine_tp, m.weight_bytes)
-    states = m.max_running * state_bytes_per_request(m.spec, m.engine_tp)
+    each = share(kv_bytes_per_token(m.spec, _head_ranks(m), m.weight_bytes), m.engine_pp)
+    running = share(m.max_running, m.engine_dp)  # requests of one data-parallel rank
+    states = share(running * state_bytes_per_request(m.spec, _head_ranks(m)), m.engine_pp)
     pool = int((m.mem_fraction or DEFAULT_FRACTION) * m.gpu_bytes) - engine_weights(m) - states
-    tokens = max(0, pool) // each
+    tokens = m.engine_dp * (max(0, pool) // each)
     if m.max_total_tokens is not None:
         tokens = min(tokens, m.max_total_tokens)
     return KvPlan(tokens, each, tokens // m.sample_tokens, m.max_running, states)
@@ -53,6 +61,6 @@ def engine_terms(m: Layout) -> Terms:
     kv = kv_cache(m)
     return {
         "engine weights": engine_weights(m),
-        "KV cache": kv.tokens * kv.bytes_per_token,
+        "KV cache": share(kv.tokens * kv.bytes_per_token, m.engine_dp),
         "request states": kv.state_bytes,
     }

@@ -66,6 +66,8 @@ class Layout:
     gather_on_host: bool = False  # where optimizer shards are joined for a checkpoint
     max_running: int = 64  # requests decoded together in one engine
     rollout_gpus: int = 8
+    engine_pp: int = 1
+    engine_dp: int = 1  # data-parallel attention ranks of an engine
     gpus_per_node: int = 8
     host_gib: float | None = None
 
@@ -98,10 +100,12 @@ class Layout:
 
     @property
     def shards(self) -> tuple[int, int]:
-        """Ranks that share the optimizer state of (what is not an expert, an expert)."""
+        """Ranks that share the optimizer state of (what is not an expert, an expert). Without expert parallelism
+        Megatron treats experts like everything else, also where tensor parallelism gives several ranks the same."""
         if not self.distributed_optimizer:
             return 1, 1
-        return self.dp * self.cp, max(1, self.world // (self.pp * self.ep * self.etp))
+        plain = self.dp * self.cp
+        return plain, plain if self.ep == 1 else max(1, self.world // (self.pp * self.ep * self.etp))
 
     def parameters(self, scalar_head: bool = False) -> list[tuple[int, int]]:
         """(non-expert, expert) parameters of one rank of each stage, of the policy or of the critic."""

@@ -26,7 +26,7 @@ def limits(plan: RunPlan) -> list[Limit]:
         what = f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}"
         hint = "use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b"
         found.append(Limit("family-not-runnable", what, hint))
-    found += _parallel(plan.train)
+    found += _parallel(plan.train, plan.model.spec.moe is not None)
     found += _offload(plan)
     if plan.sync.backend == "cuda_ipc":
         node = {slot.index: slot.node for slot in plan.slots}
@@ -42,7 +42,7 @@ def limits(plan: RunPlan) -> list[Limit]:
     return found
 
 
-def _parallel(train: TrainPlan) -> list[Limit]:
+def _parallel(train: TrainPlan, experts: bool) -> list[Limit]:
     found = []
     if train.cp > 1:
         what = f"context parallelism (cp {train.cp}) can be planned, and not yet run"
@@ -50,6 +50,10 @@ def _parallel(train: TrainPlan) -> list[Limit]:
     if train.ep > 1 or train.etp > 1:
         what = f"expert parallelism (ep {train.ep}, etp {train.etp}) can be planned, and not yet run"
         hint = "use `rlrun plan`, or set placement.trainer.ep and placement.trainer.etp to 1"
+        found.append(Limit("ep-not-runnable", what, hint))
+    elif experts and train.tp != train.etp:
+        what = f"experts that {train.tp} tensor-parallel ranks hold whole each: without ep Megatron does not sum their gradients"
+        hint = "use `rlrun plan`, or set placement.trainer.tp to 1"
         found.append(Limit("ep-not-runnable", what, hint))
     return found
 

@@ -15,6 +15,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from rlrun.backends.megatron.experts import expert_fields
 from rlrun.backends.megatron.layers import decoder_spec
 from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
 
@@ -54,7 +55,7 @@ def build_model(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> Policy
 
 
 def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> TransformerConfig:
-    assert spec.family == "qwen3", spec.family
+    assert spec.family in ("qwen3", "qwen3_moe"), spec.family
     full = train.recompute == "full"
     uneven = len(set(train.stage_layers)) > 1
     return TransformerConfig(
@@ -100,6 +101,7 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        **(expert_fields(spec.moe, train) if spec.moe is not None else {}),
     )
 
 

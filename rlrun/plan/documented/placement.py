@@ -49,7 +49,8 @@ CODES: dict[str, str] = {
     ),
     "ep-not-runnable": (
         "Expert and expert-tensor parallelism can be planned, and this version runs with placement.trainer.ep and etp "
-        "of 1 only."
+        "of 1 only. With ep 1 Megatron-core does not sum the gradients of experts over tensor-parallel ranks, so such "
+        "a model does not run with tp above 1 either."
     ),
     "engines-indivisible": (
         "Every engine has placement.rollout.gpus_per_engine GPUs, and together they have "
