@@ -15,6 +15,7 @@ from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
+from rlrun.plan.decide.critic import critic_plan
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
 from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
@@ -89,6 +90,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         changed=_changed(c),
         resolved_config=resolved(c),
         memory=_memory(c),
+        critic=critic_plan(c),
     )
 
 

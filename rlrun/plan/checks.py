@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, files, memory, model, offload, placement
+from rlrun.plan.rules import algo, critic, files, frozen, memory, model, offload, placement, policy
 
 Rule = Callable[[Context], Iterator[Problem]]
 
 RULES: tuple[Rule, ...] = (
     *algo.RULES,
+    *policy.RULES,
+    *critic.RULES,
     *placement.RULES,
     *model.RULES,
+    *frozen.RULES,
     *offload.RULES,
     *memory.RULES,
     *files.RULES,

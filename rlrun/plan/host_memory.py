@@ -8,7 +8,7 @@ what an offloaded trainer has parked. While a checkpoint is saved: what is gathe
 from __future__ import annotations
 
 from rlrun.plan.layout import GIB, HOST_PROCESS, Layout, Terms
-from rlrun.plan.parameters import share
+from rlrun.plan.parameters import share, stage_parameters, stage_sizes
 from rlrun.plan.types import HostMemory, MemoryTerm
 
 
@@ -34,9 +34,12 @@ def _owned(m: Layout, stage: tuple[int, int]) -> int:
 
 
 def _parked(m: Layout, ranks: int, owned: int, models: list[list[tuple[int, int]]]) -> int:
-    """Weights and gradients, the optimizer unless it is on the host anyway, and the reference's weights."""
+    """Weights and gradients, the optimizer unless it is on the host anyway, and frozen models."""
     largest = [max(sum(stage) for stage in model) for model in models]
     state = (m.weight_bytes + m.gradient_bytes) * sum(largest) + (m.weight_bytes * largest[0] if m.reference else 0)
+    if m.teacher is not None:
+        stages = stage_parameters(m.teacher, m.tp, stage_sizes(m.teacher.num_layers, m.pp), m.ep, m.etp)
+        state += m.weight_bytes * max(sum(stage) for stage in stages)
     optimizer = 0 if m.optimizer_offload else (m.master_bytes + 2 * m.moment_bytes) * owned
     return ranks * state + optimizer
 
@@ -44,7 +47,7 @@ def _parked(m: Layout, ranks: int, owned: int, models: list[list[tuple[int, int]
 def _staging(m: Layout, ranks: int) -> int:
     """Main weights and moments (12 bytes) and the weights, as they are written. Gathered by NCCL they are on every
     rank, gathered on the host on the first data-parallel replica; what is being gathered is there twice more (8)."""
-    everywhere = m.distributed_optimizer and not (m.gather_on_host or m.optimizer_offload)
+    everywhere = m.distributed_optimizer and not m.gather_on_host
     plain_ranks = ranks if everywhere else min(ranks, m.tp * m.pp)
     expert_ranks = ranks if everywhere else min(ranks, m.etp * m.ep * m.pp)
     buffers = [(plain * plain_ranks, experts * expert_ranks) for plain, experts in m.parameters()]

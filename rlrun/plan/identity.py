@@ -12,6 +12,8 @@ from rlrun.config.schema import RunConfig
 from rlrun.plan.context import Context, absolute
 
 DIGITS = 12
+FROZEN = ("reference_path", "teacher_path")
+"""Keys of algo that name the folder of a model."""
 
 
 def resolved(c: Context) -> dict[str, Any]:
@@ -23,9 +25,14 @@ def resolved(c: Context) -> dict[str, Any]:
     for dataset in (values["data"]["train"], values["data"]["eval"]):
         if dataset is not None:
             dataset["path"] = absolute(dataset["path"])
+    for name in FROZEN:
+        if values["algo"][name] is not None:
+            values["algo"][name] = absolute(values["algo"][name])
     if c.model_dir is not None:
         values["model"]["path"] = c.model_dir
         values["model"]["architecture"] = dict(c.found)
+    if c.critic_dir is not None:
+        values["critic"]["path"] = c.critic_dir
     return values
 
 
@@ -50,6 +57,11 @@ def config_hash(c: Context, dtype: str) -> str:
             values["data"][name]["path"] = f"sha256:{rows.sha256}"
     if c.model_dir is not None:
         values["model"]["path"] = f"sha256:{_checkpoint_digest(Path(c.model_dir))}"
+    if c.critic_dir is not None:
+        values["critic"]["path"] = f"sha256:{_checkpoint_digest(Path(c.critic_dir))}"
+    for name in FROZEN:
+        if values["algo"][name] is not None:
+            values["algo"][name] = f"sha256:{_checkpoint_digest(Path(values['algo'][name]))}"
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 

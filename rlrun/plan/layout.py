@@ -58,6 +58,7 @@ class Layout:
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
     critic: bool = False  # a second trunk, trained, with a scalar head
+    teacher: ModelSpec | None = None  # a frozen model on the trainer's ranks
     gradient_bytes: int = 4
     moment_bytes: int = 4
     optimizer_offload: bool = False  # the optimizer lives and works on the host

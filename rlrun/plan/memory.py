@@ -6,8 +6,8 @@ Everything is for one GPU, at the pipeline stage that needs most.
 State (Megatron-core's mixed-precision Adam): weights b*P, float32 gradients 4*P that stay resident, and optimizer
 12*P (float32 master weights and two moments; 8*P when the weights are float32 themselves), which the distributed
 optimizer divides over dp x cp for what is not an expert and over the ranks that hold the same experts otherwise. A
-reference model is another b*P; a critic has weights, gradients and optimizer of its own, with a scalar in place of the
-output layer. Context parallelism divides no weights. So no layout of W GPUs needs less than 18*P/W of the whole
+reference model is another b*P, a teacher b times its own P; a critic, which takes turns with the policy in the same
+processes, has weights, gradients and optimizer of its own, with a scalar in place of the output layer. Context parallelism divides no weights. So no layout of W GPUs needs less than 18*P/W of the whole
 model's P, or 6*P/W with the optimizer on the host.
 
 Activations (`rlrun.plan.activations`) follow what `rlrun.backends.megatron` keeps, which is more than fused kernels
@@ -36,14 +36,14 @@ from rlrun.plan.activations import activations, largest_layer, logits, whole_log
 from rlrun.plan.host_memory import host_memory
 from rlrun.plan.kv import engine_terms, kv_cache
 from rlrun.plan.layout import ENGINE_OVERHEAD, TIGHT, TRAINER_OVERHEAD, Layout, Terms, state_bytes_per_parameter
-from rlrun.plan.parameters import share
+from rlrun.plan.parameters import share, stage_parameters, stage_sizes
 from rlrun.plan.types import MemoryPlan, MemoryTerm, PhaseMemory
 
 
 def state(m: Layout) -> list[Terms]:
-    """Weights, gradients, optimizer, reference and critic of one rank, stage by stage."""
-    stages = []
-    for policy, critic in zip(m.parameters(), m.parameters(scalar_head=True), strict=True):
+    """Weights, gradients, optimizer, reference, critic and teacher of one rank, stage by stage."""
+    stages, teacher = [], teacher_bytes(m)
+    for stage, (policy, critic) in enumerate(zip(m.parameters(), m.parameters(scalar_head=True), strict=True)):
         whole = sum(policy)
         terms = {
             "weights": m.weight_bytes * whole,
@@ -55,8 +55,18 @@ def state(m: Layout) -> list[Terms]:
         if m.critic:
             terms["critic"] = (m.weight_bytes + m.gradient_bytes) * sum(critic)
             terms["critic optimizer"] = optimizer_bytes(m, critic)
+        if teacher:
+            terms["teacher"] = teacher[stage]
         stages.append(terms)
     return stages
+
+
+def teacher_bytes(m: Layout) -> list[int]:
+    """Weights of the teacher's part of each stage; empty without one."""
+    if m.teacher is None:
+        return []
+    sizes = stage_sizes(m.teacher.num_layers, m.pp)
+    return [m.weight_bytes * sum(stage) for stage in stage_parameters(m.teacher, m.tp, sizes, m.ep, m.etp)]
 
 
 def optimizer_parameters(m: Layout, parameters: tuple[int, int]) -> int:
@@ -102,7 +112,7 @@ def save_terms(m: Layout, stage: int, base: Terms) -> Terms:
     float32 tensor of every parameter after the other (main weights and moments), in one piece on each rank, unless it
     does so on the host."""
     moments: list[Terms] = [{"full tensors": _full_tensors(m)}]
-    if m.distributed_optimizer and not m.gather_on_host and not m.optimizer_offload:
+    if m.distributed_optimizer and not m.gather_on_host:
         buffers = zip(m.parameters()[stage], m.shards, strict=True)
         moments.append({"gathered state": max(4 * (count + share(count, ranks)) for count, ranks in buffers)})
     return base | max(moments, key=_total)

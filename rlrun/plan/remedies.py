@@ -68,7 +68,7 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         yield "trainer.distributed_optimizer", True, replace(m, distributed_optimizer=True)
     if not m.sequence_parallel and m.tp > 1:
         yield "trainer.sequence_parallel", True, replace(m, sequence_parallel=True)
-    if not m.gather_on_host and m.distributed_optimizer and not m.optimizer_offload:
+    if m.distributed_optimizer and not m.gather_on_host:
         yield "checkpoint.gather", "host", replace(m, gather_on_host=True)
     if m.colocated and not m.rollout_offload:
         yield "rollout.offload", True, replace(m, rollout_offload=True)
@@ -87,7 +87,7 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         yield "trainer.recompute", "full", replace(m, recompute=True)
     if m.spec.moe is not None:
         yield "placement.trainer.ep", 2 * m.ep, replace(m, ep=2 * m.ep)
-    if m.distributed_optimizer and not m.optimizer_offload and m.moment_bytes == 4 and not m.gather_on_host:
+    if m.distributed_optimizer and not m.optimizer_offload and m.moment_bytes == 4:
         yield "trainer.optimizer_offload", True, replace(m, optimizer_offload=True)
     if m.dp % 2 == 0:
         yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)

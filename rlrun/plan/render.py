@@ -11,8 +11,9 @@ from typing import Any, TextIO
 from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.limits import limits
+from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
-from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
+from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, OptimizerPlan, RunPlan
 
 WIDTH = 100
 JSON_SCHEMA = 1
@@ -122,8 +123,10 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
     size = f" x {_n(engines[0].tp, unit)} (tp {engines[0].tp})" if engines[0].tp > 1 else f" x 1 {unit}"
     router = f", sglang-router {plan.router.policy}" if plan.router else ""
     attention = f", {engines[0].attention_backend} attention"
+    critic = " + critic" if plan.critic is not None else ""
+    layout = " x ".join([*sizes, f"dp {train.dp}"])
     return [
-        (_slots(unit, train.slots), f"train    megatron  {' x '.join([*sizes, f'dp {train.dp}'])}, {train.backend}"),
+        (_slots(unit, train.slots), f"train    megatron  {layout}{critic}, {train.backend}"),
         (_slots(unit, rollout_slots), f"rollout  sglang    {_n(len(engines), 'engine')}{size}{attention}{router}"),
     ]
 
@@ -136,8 +139,9 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("batch", _batch(plan)),
         ("mode", _mode(plan)),
         ("length", _length(plan)),
-        ("loss", _loss(plan)),
-        ("lr", _learning_rate(plan)),
+        *loss_rows(plan.algo),
+        ("lr", _learning_rate(plan.algo.optimizer)),
+        *(("critic", _critic(critic)) for critic in (plan.critic,) if critic is not None),
         ("weights", _weights(plan)),
         ("data", _dataset(plan.data.train)),
         ("reward", plan.reward.function),
@@ -195,20 +199,21 @@ def _length(plan: RunPlan) -> str:
     return f"{lengths}, temperature {r.temperature:g}{seeded}"
 
 
-def _loss(plan: RunPlan) -> str:
-    a = plan.algo
-    scale = " / std" if a.normalize_by_std else ""
-    kl = f", KL {a.kl_coef:g} ({a.kl_estimator})" if a.uses_reference else ", no KL"
-    return (
-        f"{a.advantage} (reward - mean{scale}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {a.loss_aggregation}{kl}"
-    )
+def _critic(critic: CriticPlan) -> str:
+    start = "the policy's weights" if critic.path is None else _path(critic.path)
+    clip = f"value clip {critic.value_clip:g}" if critic.value_clip is not None else "no value clip"
+    alone = f", alone in the first {_n(critic.critic_only_steps, 'step')}" if critic.critic_only_steps else ""
+    return f"lr {_schedule(critic.optimizer)}, {clip}, from {start}{alone}"
 
 
-def _learning_rate(plan: RunPlan) -> str:
-    o = plan.algo.optimizer
+def _learning_rate(o: OptimizerPlan) -> str:
+    return f"{_schedule(o)}, {_n(o.total_steps, 'optimizer step')} in all"
+
+
+def _schedule(o: OptimizerPlan) -> str:
     floor = f" to {o.min_lr:g}" if o.schedule != "constant" else ""
     warmup = f", {_n(o.warmup_steps, 'warm-up step')}" if o.warmup_steps else ""
-    return f"{o.lr:g} {o.schedule}{floor}{warmup}, {_n(o.total_steps, 'optimizer step')} in all"
+    return f"{o.lr:g} {o.schedule}{floor}{warmup}"
 
 
 def _weights(plan: RunPlan) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlrun.plan.parts.critic import CriticPlan
 from rlrun.plan.parts.memory import (
     HostMemory,
     KvPlan,
@@ -43,6 +44,7 @@ from rlrun.plan.parts.train import (
     BatchPlan,
     OptimizerPlan,
     Slot,
+    TeacherPlan,
     TrainPlan,
 )
 
@@ -89,6 +91,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
+    critic: CriticPlan | None = None  # with gae
 
 
 __all__ = [
@@ -96,6 +99,7 @@ __all__ = [
     "BatchPlan",
     "ChangedValue",
     "CheckpointPlan",
+    "CriticPlan",
     "DataPlan",
     "DatasetPlan",
     "EnginePlan",
@@ -118,6 +122,7 @@ __all__ = [
     "RunPlan",
     "Slot",
     "SyncPlan",
+    "TeacherPlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

@@ -38,17 +38,23 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
     return math.ceil(vocab_size / tp) * tp
 
 
-def build_model(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> PolicyModel:
-    """This rank's part of the network, on its device, randomly initialised (weights are loaded afterwards).
-    Needs the model-parallel groups."""
-    return PolicyModel(
+def build_model(
+    spec: ModelSpec,
+    train: TrainPlan,
+    dtype: torch.dtype,
+    kind: type[GPTModel] = PolicyModel,
+    tied: bool | None = None,
+) -> Any:
+    """This rank's part of the network, on its device, randomly initialised (weights are loaded afterwards). `kind` is
+    what its last stage makes of the hidden states; `tied` overrides the spec. Needs the model-parallel groups."""
+    return kind(
         config=transformer_config(spec, train, dtype),
         transformer_layer_spec=decoder_spec(transformer_config(spec, train, dtype)),
         vocab_size=padded_vocab_size(spec.vocab_size, train.tp),
         max_sequence_length=spec.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=spec.tied_embeddings,
+        share_embeddings_and_output_weights=spec.tied_embeddings if tied is None else tied,
         position_embedding_type="rope",
         rotary_base=spec.rope_theta,
     )
@@ -110,7 +116,7 @@ def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor |
     finalize_model_grads(model, None, **kwargs)
 
 
-def wrap_ddp(model: PolicyModel, train: TrainPlan) -> DistributedDataParallel:
+def wrap_ddp(model: GPTModel, train: TrainPlan) -> DistributedDataParallel:
     """Gradients are summed in `train.grad_dtype`, over micro-batches and over the data-parallel ranks."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=train.grad_dtype == "float32", use_distributed_optimizer=train.distributed_optimizer

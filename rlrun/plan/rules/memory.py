@@ -14,7 +14,9 @@ from rlrun.plan.memory import estimate, floor_bytes, worst_phase
 from rlrun.plan.parameters import is_even, stage_starts
 from rlrun.plan.placement import data_parallel
 from rlrun.plan.remedies import Remedy, Valid, cheapest_two, holds_a_sample, room_for_a_sample, word
+from rlrun.plan.rules.critic import has_critic
 from rlrun.plan.rules.placement import engine_tp_sizes, stays_within_nodes, trainer_tp_sizes
+from rlrun.plan.rules.policy import uses_reference
 from rlrun.plan.types import MemoryPlan
 
 FRACTION = "rollout.sglang.mem_fraction_static"
@@ -43,7 +45,9 @@ def layout_of(c: Context) -> Layout | None:
         recompute=t.recompute == "full",
         sequence_parallel=t.sequence_parallel and p.trainer.tp > 1,
         distributed_optimizer=t.distributed_optimizer,
-        reference=c.config.algo.kl_coef > 0,
+        reference=uses_reference(c.config.algo),
+        critic=has_critic(c),
+        teacher=c.teacher if c.config.algo.teacher_path is not None else None,
         engine_tp=p.rollout.gpus_per_engine,
         mem_fraction=r.sglang.mem_fraction_static,
         max_total_tokens=r.sglang.max_total_tokens,

@@ -45,17 +45,9 @@ def types_of_state(c: Context) -> Iterator[Problem]:
         yield _inactive(c, "trainer.optimizer_dtype", why, "trainer.optimizer_offload")
 
 
-def gathered_on_host(c: Context) -> Iterator[Problem]:
-    """An optimizer on the host is gathered there whatever the key says."""
-    t = c.config.trainer
-    if c.config.placement.device == "cuda" and t.optimizer_offload and c.changed("checkpoint.gather"):
-        why = "moves state off the GPU for a checkpoint, and with optimizer_offload it is on the host anyway"
-        yield _inactive(c, "checkpoint.gather", why, "trainer.optimizer_offload")
-
-
 def _inactive(c: Context, key: str, why: str, because: str) -> Problem:
     hint = f"set {key} to {show(all_keys()[key].default)}"
     return c.problem("inactive-key", f"{key} {why}", key, because, hint=hint)
 
 
-RULES = (taking_turns, sharded_optimizer, types_of_state, gathered_on_host)
+RULES = (taking_turns, sharded_optimizer, types_of_state)

@@ -29,7 +29,8 @@ SPARSE = [
 ]
 
 CASES = [
-    Case("memory-does-not-fit", [BIG, "placement.trainer.tp=1", "rollout.sglang.mem_fraction_static=0.4"], ["checkpoint.gather=host"]),
+    Case("memory-does-not-fit", [BIG, "placement.trainer.tp=1", "rollout.sglang.mem_fraction_static=0.4"],
+         ["checkpoint.gather=host"]),
     Case(
         "memory-does-not-fit",
         [*MOE, "placement.gpu=h100_80gb", "placement.trainer.tp=4", "placement.trainer.ep=8", "trainer.offload=true"],
@@ -55,11 +56,11 @@ CASES = [
     Case("inactive-key", [QUICK, "trainer.grad_dtype=bfloat16"], ["trainer.grad_dtype=float32"]),
     Case("inactive-key", [BIG, "trainer.optimizer_offload=true", "trainer.optimizer_dtype=bfloat16"],
          ["trainer.optimizer_dtype=float32"]),
-    Case("inactive-key", [BIG, "trainer.optimizer_offload=true", "checkpoint.gather=host"], ["checkpoint.gather=gpu"]),
     Case("inactive-key", [QUICK, "trainer.distributed_optimizer=false", "checkpoint.gather=host"],
          ["checkpoint.gather=gpu"]),
     Case("inactive-key", [BIG, "placement.trainer.etp=2"], ["placement.trainer.etp=1"]),
-    Case("inactive-key", [BIG, "placement.trainer.first_stage_layers=2"], ["placement.trainer.first_stage_layers=null"]),
+    Case("inactive-key", [BIG, "placement.trainer.first_stage_layers=2"],
+         ["placement.trainer.first_stage_layers=null"]),
     Case("layers-indivisible", [*PIPED, "placement.trainer.first_stage_layers=10",
                                 "placement.trainer.last_stage_layers=10"],
          ["placement.trainer.first_stage_layers=18", "placement.trainer.last_stage_layers=18"]),
