@@ -3,12 +3,13 @@
 Symbols: P parameters of one rank; b bytes of a weight (2 in bfloat16); t tokens of a micro-batch on one rank.
 Everything is for one GPU, at the pipeline stage that needs most.
 
-State (Megatron-core's mixed-precision Adam): weights b*P, float32 gradients 4*P that stay resident, and optimizer
-12*P (float32 master weights and two moments; 8*P when the weights are float32 themselves), which the distributed
-optimizer divides over dp x cp for what is not an expert and over the ranks that hold the same experts otherwise. A
-reference model is another b*P, a teacher b times its own P; a critic, which takes turns with the policy in the same
-processes, has weights, gradients and optimizer of its own, with a scalar in place of the output layer. Context parallelism divides no weights. So no layout of W GPUs needs less than 18*P/W of the whole
-model's P, or 6*P/W with the optimizer on the host.
+State (Megatron-core's mixed-precision Adam): weights b*P, float32 gradients 4*P that stay resident, and optimizer 12*P
+(float32 master weights and two moments; 8*P when the weights are float32 themselves), which the distributed optimizer
+divides over dp x cp for what is not an expert and over the ranks that hold the same experts otherwise. A reference
+model is another b*P, a teacher b times its own P; a critic, which takes turns with the policy in the same processes,
+has weights, gradients and optimizer of its own, with a scalar in place of the output layer. Context parallelism divides
+no weights. So no layout of W GPUs needs less than 18*P/W of the whole model's P, or 6*P/W with the optimizer on the
+host.
 
 Activations (`rlrun.plan.activations`) follow what `rlrun.backends.megatron` keeps, which is more than fused kernels
 would: every norm keeps a float32 copy beside its output, and the MLP five tensors of its width. For dense Qwen3 this
