@@ -152,7 +152,9 @@ def describe(annotation: Any, metadata: Any = ()) -> str:
         return "one of " + ", ".join(str(a) for a in arguments) if len(arguments) > 1 else f"only {arguments[0]}"
     if origin is list:
         items = describe(arguments[0])
-        return "a list of " + {"a text": "texts", "a group of keys": "groups of keys"}.get(items, items)
+        kind = {"a text": "texts", "a group of keys": "groups of keys"}.get(items, items)
+        least = any(getattr(constraint, "min_length", None) for constraint in metadata)
+        return f"a list of {kind}{', not empty' if least else ''}"
     if origin is dict:
         return f"a mapping of names to {'groups of keys' if item_of(annotation) else 'values'}"
     if section_of(annotation) is not None:

@@ -241,7 +241,7 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
         name = next(p for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in all_keys())  # not a.stop.0
     known = find_key(name)
     assert known is not None
-    bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number")
+    bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number", "too_short")
     code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
     got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
     hint = f"set {name} to {expected(name)}"

@@ -49,7 +49,8 @@ class Partial:
             raise Unreadable(".".join(path))
         if item_of(field.annotation) is not None:
             try:
-                return TypeAdapter(field.annotation).validate_python(value)
+                kind: Any = field.annotation
+                return TypeAdapter(kind).validate_python(value)
             except ValidationError:  # an entry has a key too many
                 raise Unreadable(".".join(path)) from None
         return value

@@ -18,8 +18,9 @@ from rlrun.plan.context import Context, absolute
 from rlrun.plan.decide.critic import critic_plan
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
-from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
+from rlrun.plan.decide.rollout import deployment_plan, engines_plan, rollout_plan, routers_plan, sync_plan
 from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
+from rlrun.plan.groups import POLICY
 from rlrun.plan.identity import config_hash, resolved
 from rlrun.plan.memory import estimate
 from rlrun.plan.rules.memory import layout_of
@@ -58,7 +59,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
     assert isinstance(config, RunConfig)
     p = config.placement
     model = model_plan(c)
-    engines, router = engines_plan(config)
+    engines, routers = engines_plan(c), routers_plan(c)
     return RunPlan(
         name=config.name,
         experiment=experiment,
@@ -78,7 +79,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         algo=algo_plan(c),
         batch=batch_plan(config),
         engines=engines,
-        router=router,
+        router=routers.get(POLICY),
         rollout=rollout_plan(config),
         data=data_plan(c),
         reward=RewardPlan(config.reward.function, dict(config.reward.arguments), float(config.reward.timeout_s)),
@@ -91,6 +92,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         resolved_config=resolved(c),
         memory=_memory(c),
         critic=critic_plan(c),
+        deployment=deployment_plan(c, engines, routers),
     )
 
 

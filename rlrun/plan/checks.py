@@ -7,7 +7,21 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, critic, files, frozen, memory, model, offload, placement, policy
+from rlrun.plan.rules import (
+    algo,
+    critic,
+    engines,
+    files,
+    frozen,
+    memory,
+    model,
+    modes,
+    nodes,
+    offload,
+    placement,
+    policy,
+    server_groups,
+)
 
 Rule = Callable[[Context], Iterator[Problem]]
 
@@ -16,6 +30,10 @@ RULES: tuple[Rule, ...] = (
     *policy.RULES,
     *critic.RULES,
     *placement.RULES,
+    *nodes.RULES,
+    *server_groups.RULES,
+    *engines.RULES,
+    *modes.RULES,
     *model.RULES,
     *frozen.RULES,
     *offload.RULES,

@@ -17,6 +17,7 @@ from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.dataset import Scan, scan
 from rlrun.plan.families import fields_of
+from rlrun.plan.groups import Group, server_groups
 from rlrun.plan.model_spec import make_spec, read_architecture, spec_from_directory
 from rlrun.plan.types import ModelSpec
 
@@ -103,6 +104,11 @@ class Context:
             return spec_from_directory(absolute(self.value(key)), self.config.model.family)
         except RlrunError as e:
             raise Unreadable(key) from e
+
+    @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The server groups with every size decided."""
+        return server_groups(self.config.placement, self.config.rollout.models)
 
     def rows(self, name: str) -> Scan | None:
         """The rows of `data.train` or `data.eval`; None when there is no such data set. Read once."""

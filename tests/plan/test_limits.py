@@ -57,3 +57,53 @@ def test_an_engine_needs_a_trainer_rank_on_its_node_only():
             ["+experiment=qwen3_grpo", "placement.trainer.gpus=4", "placement.rollout.gpus=8", "checkpoint.gather=host"]
         )
     )
+
+
+JUDGE = [
+    "rollout.models={judge: {path: Qwen/Qwen3-8B}}",
+    "placement.rollout.server_groups=[{type: regular, gpus: 2}, {type: regular, gpus: 2, model: judge}]",
+]
+SPLIT = ["+experiment=qwen3_grpo", "placement=split_8gpu"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("mode-not-runnable", ["+experiment=qwen3_grpo", "placement=train_8gpu"]),
+        ("server-groups-not-runnable", ["+experiment=qwen3_pd"]),
+        ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
+        (
+            "external-engines-not-runnable",
+            [
+                "+experiment=qwen3_grpo",
+                "placement=train_8gpu",
+                "placement.mode=disaggregated",
+                "weight_sync.transport=distributed",
+                "placement.rollout.external=[{url: 'http://node7:30000'}]",
+            ],
+        ),
+        (
+            "engine-nodes-not-runnable",
+            [
+                *SPLIT,
+                "placement.num_nodes=3",
+                "placement.trainer.gpus=8",
+                "placement.rollout.gpus=16",
+                "placement.rollout.gpus_per_engine=16",
+            ],
+        ),
+        ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.pp=2"]),
+        ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.dp_attention=2"]),
+    ],
+)
+def test_what_can_only_be_planned_says_so_alone(code, words):
+    found = limits(load_plan(words))
+    assert [limit.code for limit in found] == [code]
+    assert found[0].hint
+
+
+def test_several_regular_groups_and_placeholders_run():
+    groups = "[{type: regular, gpus: 2, gpus_per_engine: 2}, {type: placeholder, gpus: 1}, {type: regular, gpus: 1}]"
+    plan = load_plan(["+experiment=qwen3_pd", f"placement.rollout.server_groups={groups}"])
+    assert limits(plan) == []
+    assert [(e.slots, e.tp) for e in plan.engines] == [((4, 5), 2), ((7,), 1)]

@@ -55,14 +55,13 @@ class ServerGroup(Section):
 
 
 class ExternalEngine(Section):
-    """An SGLang server that somebody else started. It is attached, never stopped, and none of our GPUs is its."""
+    """An SGLang server that somebody else started. It is attached, never stopped, and uses none of the run's GPUs; one
+    on the run's own nodes has its GPUs in placement.reserved."""
 
     url: NotEmpty
     """Its address, http://host:port."""
     model: Name = "policy"
     """What it serves: policy, or a name of rollout.models."""
-    gpus: NonNegative = 0
-    """GPUs of our nodes that it uses: always 0; a server on one of our nodes goes into placement.reserved."""
 
 
 class RolloutPlacement(Section):
@@ -87,7 +86,7 @@ class ReservedGpus(Section):
 
     node: NonNegative
     """Number of the node, from 0."""
-    gpus: list[NonNegative]
+    gpus: Annotated[list[NonNegative], Field(min_length=1)]
     """Their numbers on the node."""
     what: NotEmpty
     """What uses them, for the plan and for messages."""

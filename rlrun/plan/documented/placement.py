@@ -4,9 +4,9 @@ from __future__ import annotations
 
 CODES: dict[str, str] = {
     "too-many-gpus": (
-        "The run needs more GPUs (slots on cpu) than its nodes have. Colocated runs need the larger of "
-        "placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this check "
-        "Ray would wait for ever."
+        "The run needs more GPUs (slots on cpu) than its nodes have free of placement.reserved. Colocated runs need "
+        "the larger of placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this "
+        "check Ray would wait for ever."
     ),
     "too-few-samples": (
         "A data-parallel replica of the trainer, or an engine, would have no sample to work on in any step, and its "
@@ -57,8 +57,8 @@ CODES: dict[str, str] = {
         "placement.rollout.gpus: the first has to divide the second."
     ),
     "engine-crosses-nodes": (
-        "The GPUs of one engine have to be on one node. Engines are laid out from the first GPU after the "
-        "trainer's (from GPU 0 when colocated), without gaps."
+        "The GPUs of one engine have to be on one node, or be all the GPUs of each of its nodes. Engines are laid out "
+        "from the first GPU after the trainer's (from GPU 0 when colocated), without gaps, group by group."
     ),
     "transport-impossible": (
         "Weights reach the engines by tensor transport, which hands over memory (CUDA IPC on cuda) and therefore needs "

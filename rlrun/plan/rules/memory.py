@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
+from rlrun.plan.groups import POLICY, Group, has_trainer, rollout_gpus
 from rlrun.plan.kv import engine_weights, kv_cache
 from rlrun.plan.layout import GIB, TIGHT, TRAINER_OVERHEAD, Layout, state_bytes_per_parameter
 from rlrun.plan.memory import estimate, floor_bytes, worst_phase
@@ -15,8 +16,10 @@ from rlrun.plan.parameters import is_even, stage_starts
 from rlrun.plan.placement import data_parallel
 from rlrun.plan.remedies import Remedy, Valid, cheapest_two, holds_a_sample, room_for_a_sample, word
 from rlrun.plan.rules.critic import has_critic
-from rlrun.plan.rules.placement import engine_tp_sizes, stays_within_nodes, trainer_tp_sizes
+from rlrun.plan.rules.engines import fits_nodes, shares_equally
+from rlrun.plan.rules.placement import trainer_tp_sizes
 from rlrun.plan.rules.policy import uses_reference
+from rlrun.plan.rules.server_groups import sglang_of
 from rlrun.plan.types import MemoryPlan
 
 FRACTION = "rollout.sglang.mem_fraction_static"
@@ -24,12 +27,29 @@ BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 
 
 def layout_of(c: Context) -> Layout | None:
-    """The configuration in the terms of `rlrun.plan.memory`; None on cpu, and for sizes that do not divide, which other
-    rules refuse."""
-    p, t, r = c.config.placement, c.config.trainer, c.config.rollout
+    """The configuration in the terms of `rlrun.plan.memory`; None on cpu, without a trainer or without engines, and for
+    sizes that do not divide, which other rules refuse. With several server groups of the policy, the one whose GPUs
+    have least room."""
+    p, t = c.config.placement, c.config.trainer
     packed, cap = t.batching == "packed", t.max_tokens_per_gpu
     if p.device != "cuda" or (cap if packed else t.micro_batch_size) is None:
         return None
+    found = [m for group in c.groups if (m := _layout(c, group)) is not None]
+    return min(found, key=_room) if found and has_trainer(p) else None
+
+
+def _room(m: Layout) -> tuple[int, int]:
+    memory = estimate(m)
+    return memory.kv.samples, -worst_phase(memory).total_bytes
+
+
+def _layout(c: Context, group: Group) -> Layout | None:
+    """None for groups that have no engines of the policy."""
+    p, t, r = c.config.placement, c.config.trainer, c.config.rollout
+    packed, cap = t.batching == "packed", t.max_tokens_per_gpu
+    if group.model != POLICY or not group.has_engines or group.size % group.pp or group.gpus % group.size:
+        return None
+    sglang = sglang_of(c, group)
     layout = Layout(
         spec=c.spec,
         gpu=p.gpu,
@@ -48,9 +68,9 @@ def layout_of(c: Context) -> Layout | None:
         reference=uses_reference(c.config.algo),
         critic=has_critic(c),
         teacher=c.teacher if c.config.algo.teacher_path is not None else None,
-        engine_tp=p.rollout.gpus_per_engine,
-        mem_fraction=r.sglang.mem_fraction_static,
-        max_total_tokens=r.sglang.max_total_tokens,
+        engine_tp=group.tp,
+        mem_fraction=sglang.mem_fraction_static,
+        max_total_tokens=sglang.max_total_tokens,
         sample_tokens=r.max_prompt_tokens + r.max_response_tokens,
         bucket_bytes=c.config.weight_sync.bucket_mb * 2**20,
         etp=p.trainer.etp,
@@ -62,17 +82,23 @@ def layout_of(c: Context) -> Layout | None:
         trainer_offload=t.offload,
         rollout_offload=r.offload,
         gather_on_host=c.config.checkpoint.gather == "host",
-        max_running=r.sglang.max_running_requests,
-        rollout_gpus=p.rollout.gpus,
+        max_running=sglang.max_running_requests,
+        rollout_gpus=rollout_gpus(p),
         gpus_per_node=p.gpus_per_node,
         host_gib=p.host_memory_gib,
+        engine_pp=group.pp,
+        engine_dp=group.dp_attention,
     )
-    return layout if validity(c)(layout) else None
+    return layout if validity(c, group)(layout) else None
 
 
-def validity(c: Context) -> Valid:
-    """Whether the sizes of a layout divide everything they have to, with the GPUs of the configuration."""
+def validity(c: Context, own: Group | None = None) -> Valid:
+    """Whether the sizes of a layout divide everything they have to, with the GPUs of the configuration, and whether the
+    keys that a change would set are those that count. `own` is the group of engines; without one, the first of the
+    policy."""
     p = c.config.placement
+    group = own or next(g for g in c.groups if g.model == POLICY and g.has_engines)
+    fraction = sglang_of(c, group).mem_fraction_static
 
     def valid(m: Layout) -> bool:
         spec = m.spec
@@ -88,8 +114,12 @@ def validity(c: Context) -> Valid:
         if spec.indexer is not None:
             stages = stages and set(stage_starts(m.stages)) <= set(spec.indexer.full_layers)
         whole_samples = m.cp == 1 or spec.linear_attention is None
-        engine = p.rollout.gpus % m.engine_tp == 0 and stays_within_nodes(p, m.engine_tp)
-        engine = engine and not any(size % m.engine_tp for size in engine_tp_sizes(spec, m.engine_tp).values())
+        size = m.engine_tp * group.pp
+        engine = group.gpus % size == 0 and fits_nodes(p, group.first, group.gpus, size)
+        engine = engine and m.engine_tp % group.dp_attention == 0 and m.engine_tp % group.ep == 0
+        engine = engine and shares_equally(spec, m.engine_tp, group.dp_attention, group.ep)
+        if p.rollout.server_groups:  # whose sizes and shares a general key may not reach
+            engine = engine and m.engine_tp == group.tp and m.mem_fraction == fraction
         return replicas and heads and experts and engine and stages and whole_samples
 
     return valid
@@ -99,6 +129,8 @@ def gpu_memory(c: Context) -> Iterator[Problem]:
     m = layout_of(c)
     if m is None or (m.colocated and m.mem_fraction is None):  # engine-memory-unset says so
         return
+    if m.max_total_tokens is not None and m.max_total_tokens < m.sample_tokens:
+        return  # kv-cache-too-small says so
     if not holds_a_sample(estimate(m)):
         yield _no_room_for_a_sample(c, m)
         return
@@ -137,13 +169,10 @@ def _floor(m: Layout) -> str:
 
 def _no_room_for_a_sample(c: Context, m: Layout) -> Problem:
     kv = kv_cache(m)
-    if m.max_total_tokens is not None and m.max_total_tokens < m.sample_tokens:
-        hint = f"set rollout.sglang.max_total_tokens to {2 * m.sample_tokens} or more"
-    else:
-        better = room_for_a_sample(m, validity(c))
-        hint = "use more GPUs, a GPU with more memory (placement.gpu) or shorter samples"
-        if better is not None:
-            hint = f"set {better.key} to {better.value}, whose KV cache holds {better.memory.kv.samples} such samples"
+    better = room_for_a_sample(m, validity(c))
+    hint = "use more GPUs, a GPU with more memory (placement.gpu) or shorter samples"
+    if better is not None:
+        hint = f"set {better.key} to {better.value}, whose KV cache holds {better.memory.kv.samples} such samples"
     summary = (
         f"an engine's share of a GPU ({m.mem_fraction or 'unset'} of {_gib(m.gpu_bytes)} GiB) has "
         f"{_gib(engine_weights(m))} GiB of weights to hold, and its KV cache of {kv.tokens} tokens is too small for "
