@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class RankInfo:
     pp: int
     cp: int
     reports: bool
+    notes: tuple[str, ...] = ()  # what the user should read once, the same on every rank
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,27 @@ class TrainBackend(Protocol):
     """One trainer rank. Every method is collective: all ranks call it, in the same order. Not thread-safe."""
 
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
-        """Joins the process group, builds the model, optimizer and schedule, loads the HF weights in `model_dir`
-        (as policy, and as reference when the plan uses one)."""
+        """Joins the process group, builds the model, optimizer and schedule (and the critic's, when the plan has one),
+        loads the HF weights in `model_dir` (as policy, and as reference when the plan uses one and names no other
+        folder)."""
         ...
 
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
         """Log-probs of every token given its predecessors, [T_i] float32 each, entry 0 is 0, logits divided by
-        batch.temperature. `model` is policy or reference. Empty list on ranks that do not report."""
+        batch.temperature. `model` is policy, reference or teacher. Empty list on ranks that do not report."""
         ...
 
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
         """Forward, loss, backward, gradient reduction and clipping, AdamW, learning-rate schedule."""
+        ...
+
+    def values(self, batch: TokenBatch) -> list[np.ndarray]:
+        """The critic's values, aligned like log-probs: [T_i] float32 each, entry t is the return it expects from the
+        tokens before t, entry 0 is 0. No temperature. Empty list on ranks that do not report."""
+        ...
+
+    def value_step(self, batch: ValueBatch) -> TrainMetrics:
+        """As train_step, for the critic: value_loss, value_clip_fraction, grad_norm, lr."""
         ...
 
     def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
@@ -77,7 +88,8 @@ class TrainBackend(Protocol):
         ...
 
     def save(self, directory: str) -> None:
-        """Model, optimizer, LR schedule and RNG state of all ranks, by dist_checkpointing, into an empty folder."""
+        """Model, optimizer, LR schedule and RNG state of all ranks, and the critic's, by dist_checkpointing, into an
+        empty folder."""
         ...
 
     def load(self, directory: str) -> None:
@@ -85,11 +97,12 @@ class TrainBackend(Protocol):
         ...
 
     def export_hf(self, directory: str) -> None:
-        """Hugging Face safetensors + config.json + tokenizer files."""
+        """The policy as Hugging Face safetensors + config.json + tokenizer files."""
         ...
 
     def digest(self) -> dict[str, str]:
-        """sha256 of this rank's weights, optimizer state, RNG and LR, to compare two runs bit for bit."""
+        """sha256 of this rank's weights, optimizer state, RNG and LR, and the critic's, to compare two runs bit for
+        bit."""
         ...
 
     def close(self) -> None: ...

@@ -2,7 +2,8 @@
 
 The policy is one table of logits, [positions, vocabulary]: token t of a sequence is drawn from row t, whatever came
 before. It can be sampled, scored and trained exactly, so the real loop, batching and losses learn on it in
-milliseconds. They pass the same contract suite as the real backends (tests/backends/contract.py).
+milliseconds. A critic, when the plan has one, is a value for each position. They pass the same contract suite as the
+real backends (tests/backends/contract.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rlrun.algos.losses import policy_loss
+from rlrun.algos.losses import Tokens, policy_loss
+from rlrun.algos.values import value_loss
 from rlrun.backends.base import Completion, EngineAddress, GenerateRequest, RankInfo, Rendezvous, TrainMetrics
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
 
@@ -71,14 +73,27 @@ def _log_softmax(row: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum())
 
 
+def _table_at(path: str | None, like: torch.Tensor) -> torch.Tensor:
+    """A frozen model: the initial table, or another one for each path."""
+    if path is None:
+        return like.detach().clone()
+    seed = int(hashlib.sha256(path.encode()).hexdigest()[:8], 16)
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype)
+
+
 class FakeTrainer:
     """A TrainBackend of one rank that trains the table with plain gradient descent and the real loss."""
 
     def __init__(self, plan: RunPlan, engine: FakeEngine):
         self._plan, self._engine = plan, engine
         self._table = torch.zeros(engine.table.shape, dtype=torch.float64, requires_grad=True)
-        self._reference = self._table.detach().clone()
+        self._frozen = {
+            "reference": _table_at(plan.algo.reference_path, self._table),
+            "teacher": _table_at(plan.algo.teacher.path if plan.algo.teacher else None, self._table),
+        }
         self._steps = 0
+        self._values = torch.zeros(engine.table.shape[0], dtype=torch.float64, requires_grad=True)  # by position
+        self._value_steps = 0
 
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
         return RankInfo(rank=rendezvous.rank, dp=0, tp=0, pp=0, cp=0, reports=True)
@@ -88,31 +103,56 @@ class FakeTrainer:
         values = rows.gather(1, torch.as_tensor(tokens)[:, None])[:, 0]
         return torch.cat([torch.zeros(1, dtype=values.dtype), values[1:]])
 
+    def _entropy(self, tokens: np.ndarray, temperature: float) -> torch.Tensor:
+        rows = torch.log_softmax(self._table[: len(tokens)] / temperature, dim=-1)
+        return -(rows.exp() * rows).sum(dim=-1)
+
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
-        table = {"policy": self._table, "reference": self._reference}[model]
+        table = {"policy": self._table, **self._frozen}[model]
         return [self._logprobs(t, table, batch.temperature).detach().numpy().astype(np.float32) for t in batch.tokens]
 
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
         algo = self._plan.algo
         join = lambda arrays: torch.as_tensor(np.concatenate(arrays))  # noqa: E731
-        loss, metrics = policy_loss(
-            torch.cat([self._logprobs(t, self._table, batch.temperature) for t in batch.tokens]),
-            join(batch.old_logprobs),
-            join(batch.advantages),
-            join(batch.loss_weights),
-            join(batch.ref_logprobs) if batch.ref_logprobs else None,
-            join(batch.rollout_logprobs),
-            clip_low=algo.clip_low,
-            clip_high=algo.clip_high,
-            kl_coef=algo.kl_coef,
-            kl_estimator=algo.kl_estimator,
+        tokens = Tokens(
+            logprobs=torch.cat([self._logprobs(t, self._table, batch.temperature) for t in batch.tokens]),
+            advantages=join(batch.advantages),
+            loss_weights=join(batch.loss_weights),
+            rollout_logprobs=join(batch.rollout_logprobs),
+            lengths=torch.tensor([len(t) for t in batch.tokens]),
+            old_logprobs=join(batch.old_logprobs) if batch.old_logprobs else None,
+            ref_logprobs=join(batch.ref_logprobs) if batch.ref_logprobs else None,
+            entropy=torch.cat([self._entropy(t, batch.temperature) for t in batch.tokens]),
         )
+        loss, metrics = policy_loss(tokens, algo.loss)
+        metrics["num_tokens"] = tokens.counts.sum()
         (gradient,) = torch.autograd.grad(loss, self._table)
         with torch.no_grad():
             self._table -= STEP_SIZE * algo.optimizer.lr * gradient
         self._steps += 1
         values = {name: float(value) for name, value in metrics.items()}
-        return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": algo.optimizer.lr, "entropy": 0.0})
+        return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": algo.optimizer.lr})
+
+    def values(self, batch: TokenBatch) -> list[np.ndarray]:
+        assert self._plan.critic is not None, "the plan has no critic"
+        return [self._values_of(t).detach().numpy().astype(np.float32) for t in batch.tokens]
+
+    def _values_of(self, tokens: np.ndarray) -> torch.Tensor:
+        return torch.cat([torch.zeros(1, dtype=self._values.dtype), self._values[1 : len(tokens)]])
+
+    def value_step(self, batch: ValueBatch) -> TrainMetrics:
+        assert self._plan.critic is not None, "the plan has no critic"
+        loss, metrics = value_loss(
+            torch.cat([self._values_of(t) for t in batch.tokens]),
+            *(torch.as_tensor(np.concatenate(a)) for a in (batch.old_values, batch.returns, batch.loss_weights)),
+            value_clip=self._plan.critic.value_clip,
+        )
+        (gradient,) = torch.autograd.grad(loss, self._values)
+        with torch.no_grad():
+            self._values -= self._plan.critic.optimizer.lr * gradient
+        self._value_steps += 1
+        values = {name: float(value) for name, value in metrics.items()}
+        return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": self._plan.critic.optimizer.lr})
 
     def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
         return None
@@ -123,12 +163,20 @@ class FakeTrainer:
         return {"bytes": float(self._engine.table.nbytes), "seconds": 0.0}
 
     def save(self, directory: str) -> None:
-        torch.save({"table": self._table.detach(), "steps": self._steps}, os.path.join(directory, "fake.pt"))
+        state = {"table": self._table.detach(), "steps": self._steps}
+        if self._plan.critic is not None:
+            state |= {"values": self._values.detach(), "value_steps": self._value_steps}
+        torch.save(state, os.path.join(directory, "fake.pt"))
 
     def load(self, directory: str) -> None:
         state = torch.load(os.path.join(directory, "fake.pt"))
         self._table = state["table"].requires_grad_()
         self._steps = state["steps"]
+        if self._plan.critic is not None:
+            if "values" not in state:
+                raise RunFailed("trainer", f"the checkpoint in {directory} was saved without a critic")
+            self._values = state["values"].requires_grad_()
+            self._value_steps = state["value_steps"]
 
     def export_hf(self, directory: str) -> None:
         os.makedirs(directory)
@@ -136,7 +184,11 @@ class FakeTrainer:
 
     def digest(self) -> dict[str, str]:
         weights = hashlib.sha256(self._table.detach().numpy().tobytes()).hexdigest()
-        return {"weights": weights, "optimizer": str(self._steps)}
+        found = {"weights": weights, "optimizer": str(self._steps)}
+        if self._plan.critic is not None:
+            values = hashlib.sha256(self._values.detach().numpy().tobytes()).hexdigest()
+            found |= {"critic_weights": values, "critic_optimizer": str(self._value_steps)}
+        return found
 
     def close(self) -> None:
         return None

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from rlrun.config.schema import RunConfig
-from rlrun.config.sections.base import Section
+from rlrun.config.sections.base import IMPORT_PATH, Section
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _collect(section: type[Section], prefix: str, semantic: bool, found: dict[st
         path = f"{prefix}{name}"
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         inner = section_of(field.annotation)
-        counts = semantic and bool(extra.get("semantic", True))
+        counts = bool(extra.get("semantic", semantic))
         doc = field.description or (inner.__doc__ if inner else None) or ""
         found[path] = Key(
             path=path,
@@ -168,12 +168,22 @@ def _bounds(metadata: Any) -> str:
     words = []
     for constraint in metadata:
         if getattr(constraint, "pattern", None):
-            words.append(_PATTERNS.get(constraint.pattern, f"that matches {constraint.pattern}"))
+            words.append(_pattern(constraint.pattern))
         for attribute, word in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
             bound = getattr(constraint, attribute, None)
             if bound is not None:
                 words.append(f"{word} {bound:g}" if isinstance(bound, float) else f"{word} {bound}")
     return ", " + " and ".join(words) if words else ""
+
+
+def _pattern(pattern: str) -> str:
+    """`^(a|b|...:...)$` lists names that are known beside the import path of a function."""
+    if pattern in _PATTERNS:
+        return _PATTERNS[pattern]
+    names = pattern.removeprefix("^(").removesuffix(f"|{IMPORT_PATH})$")
+    if len(names) + len(IMPORT_PATH) + 5 == len(pattern):
+        return f"one of {names.replace('|', ', ')}, or a function such as package.module:name"
+    return f"that matches {pattern}"
 
 
 # What other RL frameworks call the same thing.
@@ -203,5 +213,5 @@ _OTHER_NAMES = {
 _PATTERNS = {
     r"\S": "not empty",
     r"^\w[\w.-]*$": "of letters, digits, `_`, `.` and `-` that does not begin with `.` or `-`",
-    r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "such as package.module:name",
+    rf"^{IMPORT_PATH}$": "such as package.module:name",
 }

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rlrun.config.sections.algo import AlgoConfig
 from rlrun.config.sections.base import NOT_SEMANTIC, NotEmpty, Positive, Section
+from rlrun.config.sections.critic import CriticConfig
 from rlrun.config.sections.data import DataConfig, EvalConfig, RewardConfig
 from rlrun.config.sections.model import ModelConfig
 from rlrun.config.sections.operations import CheckpointConfig, TimeoutsConfig, TrackingConfig
@@ -37,6 +38,7 @@ class RunConfig(Section):
     """Folder of run folders: a run writes <output_dir>/<name>/<time>."""
     model: ModelConfig
     algo: AlgoConfig
+    critic: CriticConfig = CriticConfig()
     rollout: RolloutConfig
     placement: PlacementConfig = Field(json_schema_extra=NOT_SEMANTIC)
     async_mode: AsyncModeConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlrun.algos.weights import loss_weights
-from rlrun.data.types import Sample, TokenBatch, TrainBatch
+from rlrun.data.types import Sample, TokenBatch, TrainBatch, ValueBatch
 
 Bins = list[list[int]]
 
@@ -162,8 +162,8 @@ def make_token_batches(
 
 def make_train_batches(
     samples: Sequence[Sample],
-    advantages: np.ndarray,
-    old_logprobs: Sequence[np.ndarray],
+    advantages: Sequence[np.ndarray],
+    old_logprobs: Sequence[np.ndarray] | None,
     ref_logprobs: Sequence[np.ndarray] | None,
     schedule: Sequence[RankSchedule],
     aggregation: str,
@@ -171,12 +171,13 @@ def make_train_batches(
 ) -> list[TrainBatch]:
     """One batch a rank for one optimizer step on all of `samples`.
 
-    `advantages` [n], spread over the tokens that the policy produced; `old_logprobs` and `ref_logprobs` (None without
-    a KL) n arrays [T_i]; `aggregation` a key of `rlrun.algos.weights.LOSS_WEIGHTS`.
+    `advantages`, `old_logprobs` (None when they are those of the step's own forward pass) and `ref_logprobs` (None
+    without a KL in the loss): n arrays [T_i]; `aggregation` a key of `rlrun.algos.weights.LOSS_WEIGHTS`.
     """
     n = len(samples)
     assert sum(len(rank.samples) for rank in schedule) == n, "a schedule of other samples"
-    assert len(advantages) == len(old_logprobs) == n, (len(advantages), len(old_logprobs), n)
+    assert len(advantages) == n, (len(advantages), n)
+    assert old_logprobs is None or len(old_logprobs) == n
     assert ref_logprobs is None or len(ref_logprobs) == n
     weights = loss_weights([s.loss_mask for s in samples], aggregation)
 
@@ -185,17 +186,44 @@ def make_train_batches(
             assert len(values[i]) == len(samples[i].tokens), f"sample {i}: {len(values[i])} values for its tokens"
         return [np.asarray(values[i], np.float32) for i in rank.samples]
 
-    spread = [np.float32(a) * np.asarray(s.loss_mask, np.float32) for a, s in zip(advantages, samples, strict=True)]
     return [
         TrainBatch(
             tokens=[_tokens(samples, i) for i in rank.samples],
             micro_batches=[list(m) for m in rank.micro_batches],
             temperature=temperature,
             loss_weights=per_token(weights, rank),
-            advantages=per_token(spread, rank),
-            old_logprobs=per_token(old_logprobs, rank),
+            advantages=per_token(advantages, rank),
+            old_logprobs=per_token(old_logprobs, rank) if old_logprobs is not None else [],
             ref_logprobs=per_token(ref_logprobs, rank) if ref_logprobs is not None else [],
             rollout_logprobs=per_token([s.rollout_logprobs for s in samples], rank),
+        )
+        for rank in schedule
+    ]
+
+
+def make_value_batches(
+    samples: Sequence[Sample],
+    old_values: Sequence[np.ndarray],
+    returns: Sequence[np.ndarray],
+    schedule: Sequence[RankSchedule],
+    aggregation: str,
+) -> list[ValueBatch]:
+    """One batch a rank for one optimizer step of the critic on all of `samples`; weights as `make_train_batches`."""
+    weights = loss_weights([s.loss_mask for s in samples], aggregation)
+    assert sum(len(rank.samples) for rank in schedule) == len(samples), "a schedule of other samples"
+
+    def per_token(values: Sequence[np.ndarray], rank: RankSchedule) -> list[np.ndarray]:
+        for i in rank.samples:
+            assert len(values[i]) == len(samples[i].tokens), f"sample {i}: {len(values[i])} values for its tokens"
+        return [np.asarray(values[i], np.float32) for i in rank.samples]
+
+    return [
+        ValueBatch(
+            tokens=[_tokens(samples, i) for i in rank.samples],
+            micro_batches=[list(m) for m in rank.micro_batches],
+            loss_weights=per_token(weights, rank),
+            old_values=per_token(old_values, rank),
+            returns=per_token(returns, rank),
         )
         for rank in schedule
     ]

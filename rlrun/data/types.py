@@ -87,8 +87,9 @@ class TrainBatch(TokenBatch):
 
     Per token, [T_i] float32 each: `loss_weights` w (0 off the loss mask). The loss is sum over all samples, tokens
     and ranks of w * x, so denominators are global and fixed before packing: token mean w = mask / sum(mask),
-    sequence mean w = mask / sum_i(mask) / n. `advantages`, `old_logprobs`, `ref_logprobs` (empty list when no KL),
-    `rollout_logprobs`. Token t's log-prob is that of tokens[t] given tokens[:t].
+    sequence mean w = mask / sum_i(mask) / n. `advantages`, `old_logprobs` (empty list when they are those of the step's
+    own forward pass), `ref_logprobs` (empty list when no KL), `rollout_logprobs`.
+    Token t's log-prob is that of tokens[t] given tokens[:t].
     """
 
     loss_weights: list[np.ndarray] = field(default_factory=list)
@@ -96,3 +97,14 @@ class TrainBatch(TokenBatch):
     old_logprobs: list[np.ndarray] = field(default_factory=list)
     ref_logprobs: list[np.ndarray] = field(default_factory=list)
     rollout_logprobs: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass
+class ValueBatch(TokenBatch):
+    """One data-parallel rank's share of one optimizer step of the critic. Per token, [T_i] float32 each: `loss_weights`
+    as in TrainBatch, `old_values` (the critic's, before the update) and `returns`. Token t's value is what the critic
+    expects from tokens[:t]."""
+
+    loss_weights: list[np.ndarray] = field(default_factory=list)
+    old_values: list[np.ndarray] = field(default_factory=list)
+    returns: list[np.ndarray] = field(default_factory=list)

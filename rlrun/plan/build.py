@@ -15,6 +15,7 @@ from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
+from rlrun.plan.decide.critic import critic_plan
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
 from rlrun.plan.decide.rollout import deployment_plan, engines_plan, rollout_plan, routers_plan, sync_plan
@@ -74,7 +75,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         slots=placement.slots(p),
         max_staleness=config.async_mode.max_staleness,
         model=model,
-        train=train_plan(config),
+        train=train_plan(config, model.spec.num_layers),
         algo=algo_plan(c),
         batch=batch_plan(config),
         engines=engines,
@@ -90,6 +91,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         changed=_changed(c),
         resolved_config=resolved(c),
         memory=_memory(c),
+        critic=critic_plan(c),
         deployment=deployment_plan(c, engines, routers),
     )
 

@@ -7,18 +7,36 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, engines, files, memory, model, modes, nodes, placement, server_groups
+from rlrun.plan.rules import (
+    algo,
+    critic,
+    engines,
+    files,
+    frozen,
+    memory,
+    model,
+    modes,
+    nodes,
+    offload,
+    placement,
+    policy,
+    server_groups,
+)
 
 Rule = Callable[[Context], Iterator[Problem]]
 
 RULES: tuple[Rule, ...] = (
     *algo.RULES,
+    *policy.RULES,
+    *critic.RULES,
     *placement.RULES,
     *nodes.RULES,
     *server_groups.RULES,
     *engines.RULES,
     *modes.RULES,
     *model.RULES,
+    *frozen.RULES,
+    *offload.RULES,
     *memory.RULES,
     *files.RULES,
 )

@@ -18,7 +18,7 @@ from rlrun.errors import Problem, RlrunError
 from rlrun.plan.dataset import Scan, scan
 from rlrun.plan.families import fields_of
 from rlrun.plan.groups import Group, server_groups
-from rlrun.plan.model_spec import make_spec, read_architecture
+from rlrun.plan.model_spec import make_spec, read_architecture, spec_from_directory
 from rlrun.plan.types import ModelSpec
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -59,6 +59,12 @@ class Context:
         return local_path(model.path)
 
     @functools.cached_property
+    def critic_dir(self) -> str | None:
+        """Folder of the checkpoint that a critic starts from; None when that is the policy's."""
+        path = self.config.critic.path
+        return None if path is None else absolute(path)
+
+    @functools.cached_property
     def expected(self) -> dict[str, Any]:
         """`model.architecture` as a mapping."""
         architecture = self.config.model.architecture
@@ -82,6 +88,22 @@ class Context:
             return read_architecture(self.model_dir, self.config.model.family)
         except RlrunError as e:
             raise Unreadable("model.path") from e
+
+    @functools.cached_property
+    def reference(self) -> ModelSpec:
+        """The model at `algo.reference_path`. Raises Unreadable when its config.json cannot be used."""
+        return self._spec_at("algo.reference_path")
+
+    @functools.cached_property
+    def teacher(self) -> ModelSpec:
+        """The model at `algo.teacher_path`. Raises Unreadable when its config.json cannot be used."""
+        return self._spec_at("algo.teacher_path")
+
+    def _spec_at(self, key: str) -> ModelSpec:
+        try:
+            return spec_from_directory(absolute(self.value(key)), self.config.model.family)
+        except RlrunError as e:
+            raise Unreadable(key) from e
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -12,6 +12,8 @@ from rlrun.config.schema import RunConfig
 from rlrun.plan.context import Context, absolute
 
 DIGITS = 12
+FROZEN = ("reference_path", "teacher_path")
+"""Keys of algo that name the folder of a model."""
 
 
 def resolved(c: Context) -> dict[str, Any]:
@@ -23,9 +25,14 @@ def resolved(c: Context) -> dict[str, Any]:
     for dataset in (values["data"]["train"], values["data"]["eval"]):
         if dataset is not None:
             dataset["path"] = absolute(dataset["path"])
+    for name in FROZEN:
+        if values["algo"][name] is not None:
+            values["algo"][name] = absolute(values["algo"][name])
     if c.model_dir is not None:
         values["model"]["path"] = c.model_dir
         values["model"]["architecture"] = dict(c.found)
+    if c.critic_dir is not None:
+        values["critic"]["path"] = c.critic_dir
     return values
 
 
@@ -50,6 +57,11 @@ def config_hash(c: Context, dtype: str) -> str:
             values["data"][name]["path"] = f"sha256:{rows.sha256}"
     if c.model_dir is not None:
         values["model"]["path"] = f"sha256:{_checkpoint_digest(Path(c.model_dir))}"
+    if c.critic_dir is not None:
+        values["critic"]["path"] = f"sha256:{_checkpoint_digest(Path(c.critic_dir))}"
+    for name in FROZEN:
+        if values["algo"][name] is not None:
+            values["algo"][name] = f"sha256:{_checkpoint_digest(Path(values['algo'][name]))}"
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 
@@ -59,6 +71,8 @@ def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     for name, value in values.items():
         key = all_keys()[f"{prefix}{name}"]
         if not key.semantic:
+            changed = _changed_inside(value, f"{key.path}.") if key.section is not None and value is not None else {}
+            kept |= {name: changed} if changed else {}
             continue
         if key.section is not None and value is not None:
             value = _semantic(value, f"{key.path}.")
@@ -66,6 +80,14 @@ def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
             value = float(value)  # 1 and 1.0 are the same learning rate
         kept[name] = value
     return kept
+
+
+def _changed_inside(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Semantic keys of a section that otherwise is not, where they are away from their defaults."""
+    known = all_keys()
+    return {name: value for name, value in values.items()
+            if known[f"{prefix}{name}"].semantic and known[f"{prefix}{name}"].section is None
+            and value != known[f"{prefix}{name}"].default}  # fmt: skip
 
 
 def _checkpoint_digest(folder: Path) -> str:

@@ -27,7 +27,7 @@ def limits(plan: RunPlan) -> list[Limit]:
         what = f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}"
         hint = "use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b"
         found.append(Limit("family-not-runnable", what, hint))
-    for rule in (_mode, _colocated_nodes, _server_groups, _frozen_models, _external, _engine_nodes, _engine_parallel):
+    for rule in RULES:
         found += rule(plan)
     return found
 
@@ -95,3 +95,52 @@ def _engine_parallel(plan: RunPlan) -> list[Limit]:
             hint = "use `rlrun plan`, or set placement.rollout.pp, ep and dp_attention to 1"
             return [Limit("engine-parallel-not-runnable", what, hint)]
     return []
+
+
+def _parallel(plan: RunPlan) -> list[Limit]:
+    found, train, experts = [], plan.train, plan.model.spec.moe is not None
+    if train.cp > 1:
+        what = f"context parallelism (cp {train.cp}) can be planned, and not yet run"
+        found.append(Limit("cp-not-runnable", what, "use `rlrun plan`, or set placement.trainer.cp to 1"))
+    if train.ep > 1 or train.etp > 1:
+        what = f"expert parallelism (ep {train.ep}, etp {train.etp}) can be planned, and not yet run"
+        hint = "use `rlrun plan`, or set placement.trainer.ep and placement.trainer.etp to 1"
+        found.append(Limit("ep-not-runnable", what, hint))
+    elif experts and train.tp != train.etp:
+        what = (
+            f"experts that {train.tp} tensor-parallel ranks hold whole each: Megatron sums their gradients with ep only"
+        )
+        hint = "use `rlrun plan`, or set placement.trainer.tp to 1"
+        found.append(Limit("ep-not-runnable", what, hint))
+    return found
+
+
+def _offload(plan: RunPlan) -> list[Limit]:
+    found = []
+    keys = {
+        "trainer.offload": plan.train.offload,
+        "trainer.optimizer_offload": plan.train.optimizer_offload,
+        "rollout.offload": plan.rollout.offload,
+    }
+    on = [key for key, value in keys.items() if value]
+    if on:
+        what = f"{' and '.join(on)} can be planned, and not yet carried out"
+        found.append(Limit("offload-not-runnable", what, f"use `rlrun plan`, or set {' and '.join(on)} to false"))
+    if plan.train.optimizer_dtype != "float32":
+        what = f"moments in {plan.train.optimizer_dtype} need TransformerEngine's optimizer, which is not used yet"
+        hint = "use `rlrun plan`, or set trainer.optimizer_dtype to float32"
+        found.append(Limit("optimizer-dtype-not-runnable", what, hint))
+    return found
+
+
+RULES = (
+    _parallel,
+    _offload,
+    _mode,
+    _colocated_nodes,
+    _server_groups,
+    _frozen_models,
+    _external,
+    _engine_nodes,
+    _engine_parallel,
+)

@@ -11,9 +11,10 @@ from typing import Any, TextIO
 from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.limits import limits
+from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.render_placement import map_lines, map_rows
-from rlrun.plan.types import ChangedValue, DatasetPlan, GroupPlan, RunPlan, SyncPlan
+from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, GroupPlan, OptimizerPlan, RunPlan, SyncPlan
 
 WIDTH = 100
 JSON_SCHEMA = 1
@@ -118,11 +119,20 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
     if train.slots:
         sizes = [
             f"{name} {size}"
-            for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp), ("ep", train.ep))
+            for name, size in (
+                ("tp", train.tp),
+                ("pp", train.pp),
+                ("cp", train.cp),
+                ("ep", train.ep),
+                ("etp", train.etp),
+            )
             if size > 1
         ]
+        if len(set(train.stage_layers)) > 1:
+            sizes[sizes.index(f"pp {train.pp}")] += f" ({'+'.join(map(str, train.stage_layers))} layers)"
+        critic = " + critic" if plan.critic is not None else ""
         shape = " x ".join([*sizes, f"dp {train.dp}"])
-        rows.append((_slots(unit, train.slots), f"train    megatron  {shape}, {train.backend}"))
+        rows.append((_slots(unit, train.slots), f"train    megatron  {shape}{critic}, {train.backend}"))
     rows += [(_slots(unit, group.slots), _group(plan, group, unit)) for group in plan.deployment.groups]
     rows += [("external", f"rollout  sglang    {e.model} at {e.url}, attached") for e in plan.deployment.external]
     return rows
@@ -157,10 +167,11 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         *(("run", f"not yet: {limit.what}") for limit in limits(plan)),
         ("step", _step(plan)),
         ("batch", _batch(plan)),
-        ("mode", f"{_mode(plan)}, {plan.placement_mode}"),
+        ("mode", _mode(plan)),
         ("length", _length(plan)),
-        ("loss", _loss(plan)),
-        ("lr", _learning_rate(plan)),
+        *loss_rows(plan.algo),
+        ("lr", _learning_rate(plan.algo.optimizer)),
+        *(("critic", _critic(critic)) for critic in (plan.critic,) if critic is not None),
         *([("weights", _weights(plan, plan.sync))] if plan.sync is not None else []),
         ("data", _dataset(plan.data.train)),
         ("reward", plan.reward.function),
@@ -196,14 +207,19 @@ def _batch(plan: RunPlan) -> str:
     extras = [word for word, on in (
         ("full recompute", t.recompute == "full"),
         ("sequence parallel", t.sequence_parallel),
-        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp > 1),
+        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp * t.cp > 1),
+        ("optimizer on the host", t.optimizer_offload),
+        (f"{t.grad_dtype} gradients", t.grad_dtype != "float32"),
+        (f"{t.optimizer_dtype} moments", t.optimizer_dtype != "float32"),
     ) if on]  # fmt: skip
     return ", ".join([f"{cut} a micro-batch", *extras])
 
 
 def _mode(plan: RunPlan) -> str:
     word = "synchronous" if plan.max_staleness == 0 else "asynchronous"
-    return f"{word} (max_staleness {plan.max_staleness})"
+    away = [name for name, on in (("engines", plan.rollout.offload), ("trainer", plan.train.offload)) if on]
+    leaves = f", {' and '.join(away)} off the GPU while the other works" if away else ""
+    return f"{word} (max_staleness {plan.max_staleness}), {plan.placement_mode}{leaves}"
 
 
 def _length(plan: RunPlan) -> str:
@@ -213,20 +229,21 @@ def _length(plan: RunPlan) -> str:
     return f"{lengths}, temperature {r.temperature:g}{seeded}"
 
 
-def _loss(plan: RunPlan) -> str:
-    a = plan.algo
-    scale = " / std" if a.normalize_by_std else ""
-    kl = f", KL {a.kl_coef:g} ({a.kl_estimator})" if a.uses_reference else ", no KL"
-    return (
-        f"{a.advantage} (reward - mean{scale}), clip {1 - a.clip_low:g}..{1 + a.clip_high:g}, {a.loss_aggregation}{kl}"
-    )
+def _critic(critic: CriticPlan) -> str:
+    start = "the policy's weights" if critic.path is None else _path(critic.path)
+    clip = f"value clip {critic.value_clip:g}" if critic.value_clip is not None else "no value clip"
+    alone = f", alone in the first {_n(critic.critic_only_steps, 'step')}" if critic.critic_only_steps else ""
+    return f"lr {_schedule(critic.optimizer)}, {clip}, from {start}{alone}"
 
 
-def _learning_rate(plan: RunPlan) -> str:
-    o = plan.algo.optimizer
+def _learning_rate(o: OptimizerPlan) -> str:
+    return f"{_schedule(o)}, {_n(o.total_steps, 'optimizer step')} in all"
+
+
+def _schedule(o: OptimizerPlan) -> str:
     floor = f" to {o.min_lr:g}" if o.schedule != "constant" else ""
     warmup = f", {_n(o.warmup_steps, 'warm-up step')}" if o.warmup_steps else ""
-    return f"{o.lr:g} {o.schedule}{floor}{warmup}, {_n(o.total_steps, 'optimizer step')} in all"
+    return f"{o.lr:g} {o.schedule}{floor}{warmup}"
 
 
 def _weights(plan: RunPlan, sync: SyncPlan) -> str:
@@ -254,6 +271,7 @@ def _eval(plan: RunPlan) -> str:
 def _save(plan: RunPlan) -> str:
     c = plan.checkpoint
     when = f"every {_n(c.interval, 'step')} and at the end, newest {c.keep} kept" if c.interval else "at the end"
+    when += ", gathered on the host" if c.gather == "host" else ""
     stop = f"; stops after step {plan.stop_after}" if plan.stop_after else ""
     return f"{_path(os.path.join(plan.output_dir, plan.name))}, {when}{stop}"
 

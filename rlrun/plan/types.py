@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlrun.plan.parts.critic import CriticPlan
 from rlrun.plan.parts.memory import (
+    HostMemory,
     KvPlan,
     MemoryPlan,
     MemoryTerm,
@@ -47,6 +49,7 @@ from rlrun.plan.parts.train import (
     BatchPlan,
     OptimizerPlan,
     Slot,
+    TeacherPlan,
     TrainPlan,
 )
 
@@ -93,6 +96,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda, with trainer and engines
+    critic: CriticPlan | None = None  # with gae
     deployment: DeploymentPlan = field(default_factory=DeploymentPlan)
 
 
@@ -101,6 +105,7 @@ __all__ = [
     "BatchPlan",
     "ChangedValue",
     "CheckpointPlan",
+    "CriticPlan",
     "DataPlan",
     "DatasetPlan",
     "DeploymentPlan",
@@ -108,6 +113,7 @@ __all__ = [
     "EvalPlan",
     "ExternalPlan",
     "GroupPlan",
+    "HostMemory",
     "IndexerSpec",
     "KvPlan",
     "LinearAttentionSpec",
@@ -127,6 +133,7 @@ __all__ = [
     "ServedModelPlan",
     "Slot",
     "SyncPlan",
+    "TeacherPlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlrun.backends.base import EngineAddress, RankInfo, Rendezvous, TrainMetrics
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.plan.types import EnginePlan, RunPlan
 
 
@@ -46,6 +46,12 @@ class TrainerActor:
 
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
         return self._backend.train_step(batch)
+
+    def values(self, batch: TokenBatch) -> list:
+        return self._backend.values(batch)
+
+    def value_step(self, batch: ValueBatch) -> TrainMetrics:
+        return self._backend.value_step(batch)
 
     def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
         self._backend.connect_engines(engines)

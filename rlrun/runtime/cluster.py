@@ -176,6 +176,8 @@ class Cluster:
         ]
         infos = self.supervisor.wait_all(joins, "starting", deadline)
         self._report(f"{len(infos)} Megatron rank{'s' * (len(infos) > 1)} ready ({time.monotonic() - began:.0f} s)")
+        for note in infos[0].notes:
+            self._report(note)
         self.engines = self.supervisor.wait_all(starts, "starting", deadline)
         self._report(f"{len(starts)} SGLang engine{'s' * (len(starts) > 1)} ready ({time.monotonic() - began:.0f} s)")
         for engine, actor in zip(plan.engines, self._engine_actors, strict=True):

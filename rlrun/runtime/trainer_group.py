@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.backends.base import EngineAddress, RankInfo, TrainMetrics
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.plan.types import TimeoutsPlan
 from rlrun.runtime.supervise import Supervisor
 
@@ -38,8 +38,28 @@ class TrainerGroup:
             self._timeouts.train_s,
             lambda actor, info: actor.logprobs.remote(refs[info.dp], model),
         )
+        return self._reported(results, len(batches))
+
+    def _reported(self, results: Sequence[Any], dp: int) -> list[Any]:
         by_dp = {info.dp: result for info, result in zip(self._infos, results, strict=True) if info.reports}
-        return [by_dp[dp] for dp in range(len(batches))]
+        return [by_dp[i] for i in range(dp)]
+
+    def values(self, batches: Sequence[TokenBatch]) -> list[list[np.ndarray]]:
+        """The critic's values, as `logprobs` gives log-probs."""
+        refs = self._put(batches)
+        results = self._call(
+            "the critic's values", self._timeouts.train_s, lambda actor, info: actor.values.remote(refs[info.dp])
+        )
+        return self._reported(results, len(batches))
+
+    def value_step(self, batches: Sequence[ValueBatch]) -> TrainMetrics:
+        refs = self._put(batches)
+        results = self._call(
+            "an optimizer step of the critic",
+            self._timeouts.train_s,
+            lambda actor, info: actor.value_step.remote(refs[info.dp]),
+        )
+        return results[0]
 
     def train_step(self, batches: Sequence[TrainBatch]) -> TrainMetrics:
         refs = self._put(batches)

@@ -8,9 +8,10 @@ import os
 import numpy as np
 
 from rlrun.backends.base import GenerateRequest, RolloutBackend, TrainBackend
-from rlrun.data.types import FINISH_REASONS, TokenBatch, TrainBatch
+from rlrun.data.types import FINISH_REASONS, TokenBatch, TrainBatch, ValueBatch
 
 TRAIN_KEYS = ("loss", "pg_loss", "pg_clip_fraction", "ppo_kl", "ratio_max", "grad_norm", "lr", "entropy")
+VALUE_KEYS = ("value_loss", "value_clip_fraction", "grad_norm", "lr")
 
 
 def check_rollout_backend(backend: RolloutBackend, prompt: tuple[int, ...], version: int) -> None:
@@ -85,3 +86,40 @@ def check_train_backend(backend: TrainBackend, directory: str, vocab_size: int) 
     backend.load(directory)
     assert backend.digest() == saved
     np.testing.assert_array_equal(backend.logprobs(view)[1], after[1])
+
+
+def check_critic(backend: TrainBackend, directory: str, vocab_size: int) -> None:
+    """Values aligned like log-probs; steps lead them to the returns and leave the policy alone; save/load is exact."""
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(3, vocab_size, size=n).astype(np.int64) for n in (7, 9)]
+    view = TokenBatch(tokens=tokens, micro_batches=[[0], [1]])
+    before = backend.values(view)
+    assert [len(x) for x in before] == [7, 9]
+    assert all(x.dtype == np.float32 and x[0] == 0 for x in before)
+    for warm in (view, TokenBatch(tokens, [[1, 0]], temperature=0.1)):  # neither micro-batches nor temperature matter
+        np.testing.assert_allclose(backend.values(warm)[1], before[1], atol=1e-5)
+    policy = backend.logprobs(view)
+    masks = [np.arange(len(t)) >= 3 for t in tokens]
+    batch = ValueBatch(
+        tokens=tokens,
+        micro_batches=[[0], [1]],
+        loss_weights=[(m / 10).astype(np.float32) for m in masks],
+        old_values=before,
+        returns=[(v + 0.1 * m).astype(np.float32) for v, m in zip(before, masks, strict=True)],
+    )
+    metrics = [backend.value_step(batch).values for _ in range(3)]
+    assert not [key for key in VALUE_KEYS if key not in metrics[0]]
+    np.testing.assert_allclose(metrics[0]["value_loss"], 0.01, rtol=1e-4)
+    assert metrics[0]["grad_norm"] > 0
+    assert metrics[0]["value_clip_fraction"] == 0
+    assert metrics[2]["value_loss"] < metrics[0]["value_loss"]
+    np.testing.assert_array_equal(backend.logprobs(view)[1], policy[1])
+    after, saved = backend.values(view), backend.digest()
+    os.makedirs(directory)
+    backend.save(directory)
+    backend.value_step(batch)
+    changed = {part for part, digest in backend.digest().items() if digest != saved[part]}
+    assert {"critic_weights", "critic_optimizer"} <= changed <= {"critic_weights", "critic_optimizer", "critic_lr"}
+    backend.load(directory)
+    assert backend.digest() == saved
+    np.testing.assert_array_equal(backend.values(view)[1], after[1])

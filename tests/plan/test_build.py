@@ -140,7 +140,7 @@ def test_ports_follow_each_other_when_the_first_is_given():
 
 def test_batch_arithmetic():
     words = [BIG, "algo.groups_per_step=16", "placement.trainer.tp=1", "num_steps=10"]
-    plan = load_plan([*words, "rollout.sglang.mem_fraction_static=0.4"])
+    plan = load_plan([*words, "rollout.sglang.mem_fraction_static=0.4", "checkpoint.gather=host"])
     b = plan.batch
     assert (b.samples_per_rollout, b.samples_per_step, b.optimizer_steps_per_rollout, b.samples_per_rank) == (
         512,

@@ -198,7 +198,6 @@ CASES = [
     ),
     Case("host-memory-does-not-fit", [BIG, "placement.host_memory_gib=64"], ["placement.host_memory_gib=512"]),
     Case("layers-indivisible", [BIG, "placement.trainer.pp=8"], ["placement.trainer.pp=4"]),
-    Case("cp-unsupported", [BIG, "placement.trainer.cp=2"], ["placement.trainer.cp=1"]),
     Case("transport-impossible", [BIG, SPLIT, "weight_sync.transport=tensor"], ["weight_sync.transport=distributed"]),
     Case("transport-impossible", [BIG, "weight_sync.transport=distributed"], ["weight_sync.transport=tensor"]),
     Case(

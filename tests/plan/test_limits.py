@@ -52,7 +52,11 @@ def test_a_colocated_run_over_nodes_can_be_planned_and_says_that_it_cannot_run()
 
 
 def test_an_engine_needs_a_trainer_rank_on_its_node_only():
-    assert not limits(load_plan(["+experiment=qwen3_grpo", "placement.trainer.gpus=4", "placement.rollout.gpus=8"]))
+    assert not limits(
+        load_plan(
+            ["+experiment=qwen3_grpo", "placement.trainer.gpus=4", "placement.rollout.gpus=8", "checkpoint.gather=host"]
+        )
+    )
 
 
 JUDGE = [

@@ -34,17 +34,31 @@ def spread_hidden(hidden: Tensor, sequence_parallel: bool) -> Tensor:
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int, rows: int = ROWS
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    vocab_size: int,
+    rows: int = ROWS,
+    entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden @ weight.T / temperature)[target] and the entropy of that softmax, float32 [N] each.
 
     hidden [N, h], N >= 1; weight [padded_vocab / tp, h], this rank's slice; targets [N] int64 in 0..vocab_size - 1.
     Columns from `vocab_size` on are padding and have no probability. The log-probs are differentiable, the entropy
-    is not. Collective over the tensor-parallel group.
+    only with `entropy_grad`, which takes two more [rows, vocabulary] tensors. Collective over the tensor-parallel
+    group.
     """
     chunks = []
     for start in range(0, len(hidden), rows):
-        part = (hidden[start : start + rows], weight, targets[start : start + rows], temperature, vocab_size)
+        part = (
+            hidden[start : start + rows],
+            weight,
+            targets[start : start + rows],
+            temperature,
+            vocab_size,
+            entropy_grad,
+        )
         if torch.is_grad_enabled() and len(hidden) > rows:
             chunks.append(checkpoint(_chunk, *part, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -54,13 +68,15 @@ def token_logprobs(
 
 
 def _chunk(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, vocab_size: int, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
     logits = F.linear(hidden, weight).float() / temperature
-    return vocab_parallel_logprobs(logits, targets, vocab_size)
+    return vocab_parallel_logprobs(logits, targets, vocab_size, entropy_grad)
 
 
-def vocab_parallel_logprobs(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+def vocab_parallel_logprobs(
+    logits: Tensor, targets: Tensor, vocab_size: int, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
     """As `token_logprobs`, from this rank's float32 logits [N, padded_vocab / tp]."""
     group, width = ps.get_tensor_model_parallel_group(), logits.shape[1]
     first = group.rank() * width
@@ -76,14 +92,15 @@ def vocab_parallel_logprobs(logits: Tensor, targets: Tensor, vocab_size: int) ->
 
     mine = (targets >= first) & (targets < first + width)
     picked = shifted.gather(1, (targets - first).clamp(0, width - 1)[:, None])[:, 0]
-    local = torch.stack([exponentials.sum(dim=1), torch.where(mine, picked, 0.0)])
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        # H = log Z - sum p x with x = shifted logits, where a padded column (p = 0, x = -inf) has to add 0 and not NaN,
+        # to the value as to the gradient.
+        finite = shifted.masked_fill(shifted == float("-inf"), 0.0)
+        weighted = (exponentials * finite).sum(dim=1)
+    local = torch.stack([exponentials.sum(dim=1), torch.where(mine, picked, 0.0), weighted])
     # The sum over ranks passes the gradient through: every rank computes the same loss and keeps its own columns.
-    total, target = reduce_from_tensor_model_parallel_region(local)
+    total, target, mean = reduce_from_tensor_model_parallel_region(local)
     log_total = total.log()
-
-    with torch.no_grad():
-        # H = log Z - sum p x with x = shifted logits; 0 * -inf of a padded column is 0 here.
-        weighted = torch.where(exponentials > 0, exponentials * shifted, 0.0).sum(dim=1)
-        dist.all_reduce(weighted, group=group)
-        entropy = log_total - weighted / total
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = log_total - mean / total
     return target - log_total, entropy

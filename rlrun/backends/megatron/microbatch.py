@@ -9,7 +9,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 
 
 @dataclass
@@ -18,7 +18,8 @@ class MicroBatch:
 
     tokens, positions [b, s] int64; `packed` describes the samples in a packed row (b = 1), None when padded.
     rows, targets [N] int64: row `rows[j]` of the hidden states [b * s, h] predicts token `targets[j]`. N >= 1: an
-    empty micro-batch predicts one dummy token, whose weight is 0. `train` holds the per-token arrays of the loss, [N]
+    empty micro-batch predicts one dummy token, whose weight is 0. `counted` [S] int64: how many of the rows belong to
+    each sample, in order; they sum to N. `train` holds the per-token arrays of the loss, [N]
     float32 each (empty when only log-probs are wanted).
     """
 
@@ -29,18 +30,24 @@ class MicroBatch:
     packed: PackedSeqParams | None
     rows: Tensor
     targets: Tensor
+    counted: Tensor
     train: dict[str, Tensor]
 
 
 PER_TOKEN = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+OF_VALUES = ("loss_weights", "old_values", "returns")
+
+
+def _per_token(batch: TokenBatch) -> tuple[str, ...]:
+    return OF_VALUES if isinstance(batch, ValueBatch) else PER_TOKEN
 
 
 def make_microbatches(
     batch: TokenBatch, batching: str, multiple: int, device: torch.device, train: bool
 ) -> list[MicroBatch]:
     """One MicroBatch for each list in `batch.micro_batches`. Lengths are rounded up to a multiple of `multiple` (the
-    tensor-parallel size under sequence parallelism). With `train` (a TrainBatch), only the tokens with a loss weight
-    are predicted; otherwise all but each sample's first."""
+    tensor-parallel size under sequence parallelism). With `train` (a TrainBatch or ValueBatch), only the tokens with a
+    loss weight are predicted; otherwise all but each sample's first."""
     assert batch.micro_batches, "a batch needs at least one micro-batch, which may be empty"
     placed = sorted(index for samples in batch.micro_batches for index in samples)
     assert placed == list(range(len(batch.tokens))), "every sample belongs in exactly one micro-batch"
@@ -59,15 +66,18 @@ def _make(
         packed = None
     # Token t (t >= 1) is predicted by the row of token t - 1.
     rows = np.concatenate([start + np.arange(n - 1) for start, n in zip(starts, lengths, strict=True)])
+    counted = np.array([n - 1 for n in lengths], np.int64)
     targets = np.concatenate([tokens[1:] for tokens in sequences])
     values = _train_values(batch, samples, len(rows)) if train else {}
     if values:
         keep = values["loss_weights"] != 0
+        counted = np.bincount(np.repeat(np.arange(len(counted)), counted)[keep], minlength=len(counted))
         rows, targets = rows[keep], targets[keep]
         values = {name: array[keep] for name, array in values.items()}
     if not len(rows):
         rows, targets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        values = {name: np.zeros(1, dtype=np.float32) for name in PER_TOKEN} if train else {}
+        counted = np.ones(1, dtype=np.int64)
+        values = {name: np.zeros(1, dtype=np.float32) for name in _per_token(batch)} if train else {}
 
     def move(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -80,6 +90,7 @@ def _make(
         packed=packed,
         rows=move(rows),
         targets=move(targets),
+        counted=move(counted.astype(np.int64)),
         train={name: move(array) for name, array in values.items()},
     )
 
@@ -87,11 +98,11 @@ def _make(
 def _train_values(batch: TokenBatch, samples: list[int], num_predicted: int) -> dict[str, np.ndarray]:
     """The loss's arrays for tokens 1..T-1 of the samples, end to end: what the first token has cannot be trained on.
     Empty without samples."""
-    assert isinstance(batch, TrainBatch)
+    assert isinstance(batch, TrainBatch | ValueBatch)
     if not samples:
         return {}
     values = {}
-    for name in PER_TOKEN:
+    for name in _per_token(batch):
         arrays = getattr(batch, name)
         if arrays:
             values[name] = np.concatenate([np.asarray(arrays[i], dtype=np.float32)[1:] for i in samples])

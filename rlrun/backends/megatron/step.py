@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from rlrun.algos.losses import policy_loss
+from rlrun.algos.losses import Tokens, policy_loss
 from rlrun.backends.megatron.logprobs import spread_hidden, token_logprobs
 from rlrun.backends.megatron.mapping import unwrap
 from rlrun.backends.megatron.microbatch import MicroBatch
@@ -29,17 +29,22 @@ def run_logprobs(
 
     def collect(micro_batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
         logprobs, _ = _token_logprobs(model, micro_batch, hidden, temperature, vocab_size)
-        return logprobs.sum(), _no_tokens(logprobs), logprobs.cpu().numpy()
+        return logprobs.sum(), no_tokens(logprobs), logprobs.cpu().numpy()
 
     with torch.no_grad():
-        outputs = _run(model, micro_batches, collect, forward_only=True)
-    by_sample: dict[int, np.ndarray] = {}
+        outputs = run(model, micro_batches, collect, forward_only=True)
+    return by_sample(micro_batches, outputs)
+
+
+def by_sample(micro_batches: list[MicroBatch], outputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What each micro-batch's rows gave -> one array [T_i] a sample, in the order of the batch; entry 0 is 0."""
+    found: dict[int, np.ndarray] = {}
     for micro_batch, values in zip(micro_batches, outputs, strict=False):
         start = 0
         for sample, length in zip(micro_batch.samples, micro_batch.lengths, strict=True):
-            by_sample[sample] = np.concatenate([np.zeros(1, np.float32), values[start : start + length - 1]])
+            found[sample] = np.concatenate([np.zeros(1, np.float32), values[start : start + length - 1]])
             start += length - 1
-    return [by_sample[i] for i in sorted(by_sample)]
+    return [found[i] for i in sorted(found)]
 
 
 def run_train(
@@ -47,47 +52,51 @@ def run_train(
 ) -> dict[str, float]:
     """Adds the gradient of the loss, summed over micro-batches and all ranks, to the model's gradient buffers and
     reduces them. Returns the metrics of the loss, the same on every rank: sums over the whole step, or maxima
-    (`_max`), plus `entropy` (weighted like the loss) and `num_tokens` (tokens with a loss weight)."""
+    (`_max`), plus `num_tokens` (tokens with a loss weight)."""
     model.train()
 
     def loss(micro_batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
-        logprobs, entropy = _token_logprobs(model, micro_batch, hidden, temperature, vocab_size)
+        wants_entropy = algo.loss.entropy_coef > 0
+        logprobs, entropy = _token_logprobs(model, micro_batch, hidden, temperature, vocab_size, wants_entropy)
         train = micro_batch.train
-        weights = train["loss_weights"]
-        value, metrics = policy_loss(
-            logprobs,
-            train["old_logprobs"],
-            train["advantages"],
-            weights,
-            train["ref_logprobs"] if algo.kl_coef > 0 else None,
-            train["rollout_logprobs"],
-            clip_low=algo.clip_low,
-            clip_high=algo.clip_high,
-            kl_coef=algo.kl_coef,
-            kl_estimator=algo.kl_estimator,
+        tokens = Tokens(
+            logprobs=logprobs,
+            advantages=train["advantages"],
+            loss_weights=train["loss_weights"],
+            rollout_logprobs=train["rollout_logprobs"],
+            lengths=micro_batch.counted,
+            old_logprobs=train.get("old_logprobs"),
+            ref_logprobs=train["ref_logprobs"] if algo.loss.kl_coef > 0 else None,
+            entropy=entropy,
         )
-        metrics["entropy"] = (weights * entropy).sum()
-        metrics["num_tokens"] = (weights != 0).sum()
+        value, metrics = policy_loss(tokens, algo.loss)
+        metrics["num_tokens"] = tokens.counts.sum()
         # Megatron may scale the loss in place; what is logged must not share its memory.
-        return value, _no_tokens(value), {name: metric.detach().double().clone() for name, metric in metrics.items()}
+        return value, no_tokens(value), {name: metric.detach().double().clone() for name, metric in metrics.items()}
 
-    return reduce_metrics(_run(model, micro_batches, loss, forward_only=False))
+    return reduce_metrics(run(model, micro_batches, loss, forward_only=False))
 
 
 def _token_logprobs(
-    model: torch.nn.Module, micro_batch: MicroBatch, hidden: Tensor, temperature: float, vocab_size: int
+    model: torch.nn.Module,
+    micro_batch: MicroBatch,
+    hidden: Tensor,
+    temperature: float,
+    vocab_size: int,
+    entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     config = get_model_config(model)
     rows = spread_hidden(hidden, config.sequence_parallel)[micro_batch.rows]
-    return token_logprobs(rows, unwrap(model).output_weight(), micro_batch.targets, temperature, vocab_size)
+    weight = unwrap(model).output_weight()
+    return token_logprobs(rows, weight, micro_batch.targets, temperature, vocab_size, entropy_grad=entropy_grad)
 
 
-def _no_tokens(like: Tensor) -> Tensor:
+def no_tokens(like: Tensor) -> Tensor:
     """The token count Megatron asks for; our loss weights are normalised already, so it is not used."""
     return torch.zeros((), dtype=torch.int, device=like.device)
 
 
-def _run(model: torch.nn.Module, micro_batches: list[MicroBatch], loss: Any, forward_only: bool) -> list[Any]:
+def run(model: torch.nn.Module, micro_batches: list[MicroBatch], loss: Any, forward_only: bool) -> list[Any]:
     def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         micro_batch = next(iterator)
         hidden = model(micro_batch.tokens, micro_batch.positions, None, packed_seq_params=micro_batch.packed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from rlrun.backends.megatron import (
     _quiet,  # noqa: F401  (first: it imports Megatron without its warnings)
     checkpoint,
     cpu,
+    critic,
     device,
     hf_files,
     mapping,
@@ -23,9 +26,12 @@ from rlrun.backends.megatron import (
     step,
 )
 from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimizer, build_scheduler, wrap_ddp
-from rlrun.data.types import TokenBatch, TrainBatch
+from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
-from rlrun.plan.types import RunPlan
+from rlrun.plan.types import ModelSpec, RunPlan
+
+CRITIC = "critic"
+"""Folder of the critic inside of a checkpoint."""
 
 
 def _in_megatron(method: Callable) -> Callable:
@@ -42,8 +48,8 @@ def _in_megatron(method: Callable) -> Callable:
 class MegatronTrainer:
     """Implements `rlrun.backends.base.TrainBackend` on megatron-core; one instance a process, gloo or NCCL.
 
-    The reference model, when the plan uses one, is a second, frozen copy of the initial weights without gradients or
-    optimizer state.
+    The reference model, when the plan uses one, is a second, frozen copy of the initial weights (or of those at
+    `algo.reference_path`) without gradients or optimizer state; the teacher of a distillation is one more.
     """
 
     def __init__(self, plan: RunPlan):
@@ -62,28 +68,35 @@ class MegatronTrainer:
         model = self._load_model(model_dir)
         self.reference: PolicyModel | None = None
         if plan.algo.uses_reference:
-            self.reference = self._load_model(model_dir).requires_grad_(False)
+            self.reference = self._load_model(plan.algo.reference_path or model_dir).requires_grad_(False)
+        self.teacher: PolicyModel | None = None
+        if plan.algo.teacher is not None:
+            self.teacher = self._load_model(plan.algo.teacher.path, plan.algo.teacher.spec).requires_grad_(False)
         self.model = wrap_ddp(model, plan.train)
-        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer)
+        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer, plan.checkpoint.gather == "host")
         self.scheduler = build_scheduler(self.optimizer, plan.algo.optimizer)
+        self.critic = critic.build(plan, self.dtype, model_dir) if plan.critic is not None else None
+        if self.critic is not None:
+            self.info = replace(self.info, notes=(self.critic.note,))
         return self.info
 
-    def _load_model(self, model_dir: str) -> PolicyModel:
-        model = build_model(self.plan.model.spec, self.plan.train, self.dtype)
-        hf_files.load_hf(model, model_dir, self.plan.model.spec)
+    def _load_model(self, model_dir: str, spec: ModelSpec | None = None) -> PolicyModel:
+        spec = spec or self.plan.model.spec
+        model = build_model(spec, self.plan.train, self.dtype)
+        hf_files.load_hf(model, model_dir, spec)
         return model
 
     @_in_megatron
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
-        network = {"policy": self.model, "reference": self.reference}[model]
-        assert network is not None, "the plan uses no reference model"
+        network = {"policy": self.model, "reference": self.reference, "teacher": self.teacher}[model]
+        assert network is not None, f"the plan uses no {model} model"
         micro_batches = self._micro_batches(batch, train=False)
         values = step.run_logprobs(network, micro_batches, batch.temperature, self.plan.model.spec.vocab_size)
         return values if self.info.reports else []
 
     @_in_megatron
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
-        """Metrics: those of `rlrun.algos.losses.policy_loss`, and entropy, num_tokens, grad_norm (before clipping), lr
+        """Metrics: those of `rlrun.algos.losses.policy_loss`, and num_tokens, grad_norm (before clipping), lr
         (of this step). Raises RunFailed on every rank when the loss or the gradient is not finite; the loss is checked
         before anything is updated."""
         micro_batches = self._micro_batches(batch, train=True)
@@ -92,25 +105,49 @@ class MegatronTrainer:
         spec, algo = self.plan.model.spec, self.plan.algo
         metrics = step.run_train(self.model, micro_batches, batch.temperature, spec.vocab_size, algo)
         self._refuse_nonfinite("loss", metrics["loss"])
+        return TrainMetrics(metrics | self._descend(self.optimizer, self.scheduler))
+
+    @_in_megatron
+    def values(self, batch: TokenBatch) -> list[np.ndarray]:
+        assert self.critic is not None, "the plan has no critic"
+        values = self.critic.values(self._micro_batches(batch, train=False))
+        return values if self.info.reports else []
+
+    @_in_megatron
+    def value_step(self, batch: ValueBatch) -> TrainMetrics:
+        """As `train_step`. Metrics: value_loss, value_clip_fraction, num_tokens, grad_norm (before clipping), lr."""
+        assert self.critic is not None, "the plan has no critic"
+        micro_batches = self._micro_batches(batch, train=True)
+        self.critic.model.zero_grad_buffer()
+        self.critic.optimizer.zero_grad()
+        metrics = self.critic.gradient(micro_batches)
+        self._refuse_nonfinite("value loss", metrics["value_loss"], of="critic")
+        return TrainMetrics(metrics | self._descend(self.critic.optimizer, self.critic.scheduler, of="critic"))
+
+    def _descend(self, optimizer: Any, scheduler: Any, of: str = "algo") -> dict[str, float]:
+        """The optimizer's step on the gradients that are there, and the schedule's. `of`: the section of its keys."""
         # The first group that has a schedule; all have the same one.
-        metrics["lr"] = self.optimizer.param_groups[0]["lr"]
-        _, grad_norm, _ = self.optimizer.step()
-        self._refuse_nonfinite("gradient norm", grad_norm)
-        metrics["grad_norm"] = float(grad_norm)
-        self.scheduler.step(1)
-        return TrainMetrics(metrics)
+        lr = optimizer.param_groups[0]["lr"]
+        _, grad_norm, _ = optimizer.step()
+        self._refuse_nonfinite("gradient norm", grad_norm, of)
+        scheduler.step(1)
+        return {"lr": lr, "grad_norm": float(grad_norm)}
 
     def _micro_batches(self, batch: TokenBatch, train: bool) -> list[microbatch.MicroBatch]:
         layout = self.plan.train
         multiple = layout.tp if layout.sequence_parallel else 1
         return microbatch.make_microbatches(batch, layout.batching, multiple, self.device, train)
 
-    def _refuse_nonfinite(self, what: str, value: float) -> None:
+    def _refuse_nonfinite(self, what: str, value: float, of: str = "algo") -> None:
         if not math.isfinite(value):
+            scheduler, whose = (self.scheduler, "")
+            if of == "critic":
+                assert self.critic is not None
+                scheduler, whose = (self.critic.scheduler, "critic's ")
             raise RunFailed(
                 "trainer",
-                f"the {what} is {value} at optimizer step {self.scheduler.num_steps + 1}",
-                "resume from the last checkpoint with a smaller algo.lr or algo.clip_grad",
+                f"the {whose}{what} is {value} at optimizer step {scheduler.num_steps + 1}",
+                f"resume from the last checkpoint with a smaller {of}.lr or {of}.clip_grad",
             )
 
     @_in_megatron
@@ -140,11 +177,26 @@ class MegatronTrainer:
     @_in_megatron
     def save(self, directory: str) -> None:
         checkpoint.save(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        if self.critic is not None:
+            inner = os.path.join(directory, CRITIC)
+            if self.info.rank == 0:
+                os.makedirs(inner)
+            dist.barrier()
+            checkpoint.save(inner, self.critic.model, self.critic.optimizer, self.critic.scheduler, self.plan.train)
         dist.barrier()
 
     @_in_megatron
     def load(self, directory: str) -> None:
+        inner = os.path.join(directory, CRITIC)
+        if self.critic is not None and not os.path.isdir(inner):
+            raise RunFailed(
+                "trainer",
+                f"the checkpoint in {directory} was saved without a critic, and the plan has one",
+                "start a new run; its model.path may be the hf folder that the other one left",
+            )
         checkpoint.load(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        if self.critic is not None:
+            checkpoint.load(inner, self.critic.model, self.critic.optimizer, self.critic.scheduler, self.plan.train)
         dist.barrier()
 
     @_in_megatron
@@ -159,7 +211,11 @@ class MegatronTrainer:
 
     @_in_megatron
     def digest(self) -> dict[str, str]:
-        return checkpoint.digest(self.model, self.optimizer, self.scheduler)
+        found = checkpoint.digest(self.model, self.optimizer, self.scheduler)
+        if self.critic is not None:
+            own = checkpoint.digest(self.critic.model, self.critic.optimizer, self.critic.scheduler)
+            found |= {f"critic_{part}": own[part] for part in ("weights", "optimizer", "lr")}
+        return found
 
     @_in_megatron
     def close(self) -> None:

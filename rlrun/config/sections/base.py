@@ -10,10 +10,19 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 NotEmpty = Annotated[str, Field(pattern=r"\S")]
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+IMPORT_PATH = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+ImportPath = Annotated[str, Field(pattern=rf"^{IMPORT_PATH}$")]
 
 NOT_SEMANTIC: dict[str, Any] = {"semantic": False}
 """Marks fields that do not change what is learned; they stay out of the config hash."""
+
+SEMANTIC: dict[str, Any] = {"semantic": True}
+"""Marks fields of a section that is NOT_SEMANTIC which do change it, when they are away from their default."""
+
+
+def one_of_ours_or_a_path(*names: str) -> str:
+    """Pattern of a name that rlrun knows, or the import path of a function of the user's own."""
+    return rf"^({'|'.join(names)}|{IMPORT_PATH})$"
 
 
 class Section(BaseModel):

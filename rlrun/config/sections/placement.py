@@ -22,6 +22,12 @@ class TrainerPlacement(Section):
     """Context-parallel size."""
     ep: Positive = 1
     """Expert-parallel size, in the plan of a mixture-of-experts model; nothing runs with it yet."""
+    etp: Positive = 1
+    """Expert-tensor-parallel size: ranks that share each routed expert, where tp shares everything else."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first pipeline stage; null gives it as many as the others. The embedding is there too."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last pipeline stage; null gives it as many as the others. The output layer is there too."""
 
 
 class ServerGroup(Section):
@@ -98,7 +104,8 @@ class PlacementConfig(Section):
     gpu: Literal["a100_40gb", "a100_80gb", "h100_80gb", "h200_141gb"] = "h100_80gb"
     """Kind of GPU, for its memory; cuda only."""
     host_memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """Host memory of a node in GiB, to check that saving a checkpoint fits; null checks nothing. cuda only."""
+    """Host memory of a node in GiB, to check that what is offloaded and a checkpoint fit; null checks nothing. cuda
+    only."""
     cpus_per_node: Positive | None = None
     """CPU cores of a node, to check that each process has one; null checks nothing. cuda only."""
     mode: Literal["colocated", "disaggregated", "train_only", "rollout_only"] = "colocated"

@@ -106,6 +106,7 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
         request_timeout_s=float(r.request_timeout_s),
         max_retries=r.max_retries,
         max_concurrent_groups=r.max_concurrent_groups,
+        offload=r.offload,
     )
 
 

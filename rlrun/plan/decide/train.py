@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from rlrun.algos.options import ImportanceOptions, LossOptions
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.algo import AlgoConfig
 from rlrun.plan import placement
-from rlrun.plan.context import Context
-from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TrainPlan
+from rlrun.plan.context import Context, absolute
+from rlrun.plan.parameters import stage_sizes
+from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TeacherPlan, TrainPlan
 from rlrun.plan.rules.algo import optimizer_steps
+from rlrun.plan.rules.critic import critic_only_optimizer_steps
+from rlrun.plan.rules.policy import one_step_a_rollout, uses_reference
 
 
-def train_plan(config: RunConfig) -> TrainPlan:
+def train_plan(config: RunConfig, num_layers: int) -> TrainPlan:
     p, t = config.placement, config.trainer
+    sizes = stage_sizes(num_layers, p.trainer.pp, p.trainer.first_stage_layers, p.trainer.last_stage_layers)
     return TrainPlan(
         slots=placement.trainer_slots(p),
         tp=p.trainer.tp,
@@ -26,6 +32,12 @@ def train_plan(config: RunConfig) -> TrainPlan:
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
         ep=p.trainer.ep,
+        etp=p.trainer.etp,
+        stage_layers=tuple(sizes),
+        grad_dtype=t.grad_dtype,
+        optimizer_dtype=t.optimizer_dtype,
+        optimizer_offload=t.optimizer_offload,
+        offload=t.offload,
     )
 
 
@@ -36,7 +48,7 @@ def algo_plan(c: Context) -> AlgoPlan:
         min_lr=float(a.min_lr),
         schedule=a.lr_schedule,
         warmup_steps=a.lr_warmup_steps,
-        total_steps=optimizer_steps(c),
+        total_steps=optimizer_steps(c) - critic_only_optimizer_steps(c),
         weight_decay=float(a.weight_decay),
         beta1=float(a.adam_beta1),
         beta2=float(a.adam_beta2),
@@ -47,14 +59,45 @@ def algo_plan(c: Context) -> AlgoPlan:
         name=a.name,
         advantage=a.advantage,
         normalize_by_std=a.normalize_by_std,
+        loss_aggregation=a.loss_aggregation,
+        loss=_loss_options(a),
+        uses_reference=uses_reference(a),
+        optimizer=optimizer,
+        gamma=float(a.gamma),
+        gae_lambda=float(a.gae_lambda),
+        whiten_advantages=a.whiten_advantages,
+        kl_reward_coef=float(a.kl_reward_coef),
+        opd_coef=float(a.opd_coef),
+        old_logprobs=_old_logprobs(a),
+        reference_path=absolute(a.reference_path) if a.reference_path is not None else None,
+        teacher=TeacherPlan(absolute(a.teacher_path), c.teacher) if a.teacher_path is not None else None,
+    )
+
+
+def _loss_options(a: AlgoConfig) -> LossOptions:
+    i = a.importance
+    corrects = i.correction != "none" or i.veto is not None
+    return LossOptions(
+        kind=a.loss,
         clip_low=float(a.clip_low),
         clip_high=float(a.clip_high),
-        loss_aggregation=a.loss_aggregation,
+        dual_clip=a.dual_clip if a.dual_clip is None else float(a.dual_clip),
+        entropy_coef=float(a.entropy_coef),
         kl_coef=float(a.kl_coef),
         kl_estimator=a.kl_estimator,
-        uses_reference=a.kl_coef > 0,
-        optimizer=optimizer,
+        kl_unbiased=a.kl_unbiased,
+        importance=ImportanceOptions(i.correction, i.level, float(i.low), float(i.high), i.veto) if corrects else None,
+        opsm_delta=a.opsm_delta if a.opsm_delta is None else float(a.opsm_delta),
     )
+
+
+def _old_logprobs(a: AlgoConfig) -> str:
+    """The trainer's pass before the update is left out where it would give what the update's own forward pass gives:
+    with a single optimizer step, and nothing that needs the values before it."""
+    needed_before = a.kl_reward_coef > 0 or a.opd_coef > 0
+    if a.old_logprobs == "trainer" and one_step_a_rollout(a) and not needed_before:
+        return "current"
+    return a.old_logprobs
 
 
 def batch_plan(config: RunConfig) -> BatchPlan:

@@ -27,12 +27,30 @@ CODES: dict[str, str] = {
     ),
     "ep-indivisible": (
         "Expert parallelism gives every rank the same number of experts: placement.trainer.ep has to divide the "
-        "experts and the trainer's GPUs of one pipeline stage."
+        "experts, placement.trainer.etp the columns of one, and their product the trainer's GPUs of one pipeline "
+        "stage."
     ),
-    "layers-indivisible": ("Pipeline stages have the same number of layers: placement.trainer.pp has to divide them."),
+    "layers-indivisible": (
+        "Pipeline stages have the same number of layers, but for the first and the last one where "
+        "placement.trainer.first_stage_layers and last_stage_layers say otherwise; together they have all layers."
+    ),
+    "stage-without-indexer": (
+        "With cross-layer index sharing (GLM-5.2) most layers use the selection of keys that an earlier layer made. "
+        "A pipeline stage has to start with a layer that has an indexer of its own, because the selection does not "
+        "travel between stages. placement.trainer.first_stage_layers and last_stage_layers move the borders."
+    ),
     "cp-unsupported": (
-        "Context parallelism is not part of this version; placement.trainer.cp has to be 1. Long samples fit "
-        "with trainer.recompute=full or a larger tp."
+        "Context parallelism gives each rank a part of every sample. A gated delta net (Qwen3.5) passes its state "
+        "from token to token and would need the parts one after the other, so placement.trainer.cp has to be 1."
+    ),
+    "cp-not-runnable": (
+        "Context parallelism can be planned, and this version's attention cannot compute it yet: "
+        "placement.trainer.cp has to be 1 to run. Long samples also fit with trainer.recompute=full or a larger tp."
+    ),
+    "ep-not-runnable": (
+        "Expert and expert-tensor parallelism can be planned, and this version runs with placement.trainer.ep and etp "
+        "of 1 only. With ep 1 Megatron-core does not sum the gradients of experts over tensor-parallel ranks, so such "
+        "a model does not run with tp above 1 either."
     ),
     "engines-indivisible": (
         "Every engine has placement.rollout.gpus_per_engine GPUs, and together they have "

@@ -97,6 +97,7 @@ class RolloutPlan:
     request_timeout_s: float
     max_retries: int
     max_concurrent_groups: int
+    offload: bool = False
 
 
 @dataclass(frozen=True)

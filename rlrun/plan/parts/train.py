@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlrun.algos.options import LossOptions
+from rlrun.plan.parts.model import ModelSpec
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -32,6 +35,12 @@ class TrainPlan:
     sequence_parallel: bool
     distributed_optimizer: bool
     ep: int = 1
+    etp: int = 1
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal parts
+    grad_dtype: str = "float32"
+    optimizer_dtype: str = "float32"
+    optimizer_offload: bool = False
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,17 +58,32 @@ class OptimizerPlan:
 
 
 @dataclass(frozen=True)
+class TeacherPlan:
+    """A frozen model that the trainer holds for on-policy distillation."""
+
+    path: str  # absolute
+    spec: ModelSpec
+
+
+@dataclass(frozen=True)
 class AlgoPlan:
     name: str
     advantage: str
     normalize_by_std: bool
-    clip_low: float
-    clip_high: float
     loss_aggregation: str  # token_mean | sequence_mean
-    kl_coef: float
-    kl_estimator: str
+    loss: LossOptions
     uses_reference: bool
     optimizer: OptimizerPlan
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    whiten_advantages: bool = False
+    kl_reward_coef: float = 0.0
+    opd_coef: float = 0.0
+    old_logprobs: str = (
+        "trainer"  # trainer (a forward pass) | rollout (the engine's) | current (those of the step itself)
+    )
+    reference_path: str | None = None  # absolute; None when it is the initial weights, or there is none
+    teacher: TeacherPlan | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Numbers of the algorithm: batch arithmetic, learning rate, KL, evaluation, and knobs that would do nothing."""
+"""Numbers of the algorithm: batch arithmetic, learning rate, evaluation, and knobs that would do nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,6 @@ def optimizer_steps(c: Context) -> int:
     return c.config.num_steps * (c.config.algo.prompts_per_rollout // c.config.algo.groups_per_step)
 
 
-def group_size(c: Context) -> Iterator[Problem]:
-    a = c.config.algo
-    if a.advantage == "grpo" and a.group_size < 2:
-        summary = "grpo compares the samples of a prompt with each other, so one sample has advantage 0"
-        keys = ("algo.group_size", "algo.advantage")
-        yield c.problem("group-size-too-small", summary, *keys, hint="set algo.group_size to 2 or more, e.g. 8")
-
-
 def groups_per_step(c: Context) -> Iterator[Problem]:
     a = c.config.algo
     if a.prompts_per_rollout % a.groups_per_step:
@@ -48,7 +40,7 @@ def learning_rate(c: Context) -> Iterator[Problem]:
             "min-lr-above-lr", summary, "algo.min_lr", "algo.lr", hint=f"set algo.min_lr to {a.lr / 10:g} or less"
         )
     if a.lr_schedule == "constant" and a.min_lr > 0:
-        yield _inactive(c, "algo.min_lr", "is the floor of a decaying learning rate", "algo.lr_schedule")
+        yield inactive(c, "algo.min_lr", "is the floor of a decaying learning rate", "algo.lr_schedule")
 
 
 def warmup(c: Context) -> Iterator[Problem]:
@@ -68,11 +60,6 @@ def stop_after(c: Context) -> Iterator[Problem]:
         yield c.problem("stop-after-end", summary, "stop_after", "num_steps", hint=hint)
 
 
-def kl(c: Context) -> Iterator[Problem]:
-    if c.config.algo.kl_coef == 0 and c.changed("algo.kl_estimator"):
-        yield _inactive(c, "algo.kl_estimator", "estimates a penalty that has weight 0", "algo.kl_coef")
-
-
 def evaluation(c: Context) -> Iterator[Problem]:
     e, data = c.config.eval, c.config.data.eval
     if e.interval is not None and data is None:
@@ -86,7 +73,7 @@ def evaluation(c: Context) -> Iterator[Problem]:
             yield c.problem("inactive-key", summary, "data.eval.path", "eval.interval", hint=hint)
         for key in ("samples_per_prompt", "temperature", "max_prompts"):
             if c.changed(f"eval.{key}"):
-                yield _inactive(c, f"eval.{key}", "shapes an evaluation that is switched off", "eval.interval")
+                yield inactive(c, f"eval.{key}", "shapes an evaluation that is switched off", "eval.interval")
     elif e.temperature == 0 and e.samples_per_prompt > 1:
         summary = f"at temperature 0 the {e.samples_per_prompt} samples of a prompt are the same"
         keys = ("eval.samples_per_prompt", "eval.temperature")
@@ -105,14 +92,14 @@ def batching(c: Context) -> Iterator[Problem]:
         summary = f"{kind} batching needs {needed}"
         yield c.problem("missing-value", summary, key, "trainer.batching", hint=f"set {key} to {8192 if packed else 4}")
     if c.value(f"trainer.{other}") is not None:
-        yield _inactive(c, f"trainer.{other}", f"has no part in {kind} batching", "trainer.batching")
+        yield inactive(c, f"trainer.{other}", f"has no part in {kind} batching", "trainer.batching")
 
 
 def tracking(c: Context) -> Iterator[Problem]:
     if not c.config.tracking.enabled:
         for key in ("tracking.uri", "tracking.experiment"):
             if c.changed(key):
-                yield _inactive(c, key, "names a place for results that are not logged", "tracking.enabled")
+                yield inactive(c, key, "names a place for results that are not logged", "tracking.enabled")
         return
     uri = c.config.tracking.uri
     scheme = re.match(r"([A-Za-z][\w+.-]*):", uri or "")
@@ -136,18 +123,17 @@ def stop_texts(c: Context) -> Iterator[Problem]:
         yield c.problem("empty-stop-text", summary, "rollout.stop", hint="remove the empty text from rollout.stop")
 
 
-def _inactive(c: Context, key: str, why: str, because: str) -> Problem:
+def inactive(c: Context, key: str, why: str, because: str) -> Problem:
+    """`key` has no effect with the value of `because`; its default does."""
     hint = f"set {key} to {show(all_keys()[key].default)}"
     return c.problem("inactive-key", f"{key} {why}", key, because, hint=hint)
 
 
 RULES = (
-    group_size,
     groups_per_step,
     learning_rate,
     warmup,
     stop_after,
-    kl,
     evaluation,
     batching,
     tracking,

@@ -59,10 +59,10 @@ def readable(c: Context) -> Iterator[Problem]:
         for p in e.problems:
             yield c.problem(p.code, p.summary, "model.path", hint=p.hint or "")
         return
-    yield from _incomplete(c, Path(c.model_dir))
+    yield from incomplete(c, Path(c.model_dir), "model.path")
 
 
-def _incomplete(c: Context, folder: Path) -> Iterator[Problem]:
+def incomplete(c: Context, folder: Path, key: str) -> Iterator[Problem]:
     """Weights and tokenizer beside a good config.json."""
     missing = []
     index = folder / "model.safetensors.index.json"
@@ -79,9 +79,7 @@ def _incomplete(c: Context, folder: Path) -> Iterator[Problem]:
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         summary = f"{folder} lacks {', '.join(missing[:5])}{more}"
-        yield c.problem(
-            "model-incomplete", summary, "model.path", hint="download the whole checkpoint into that folder"
-        )
+        yield c.problem("model-incomplete", summary, key, hint="download the whole checkpoint into that folder")
 
 
 def family_fields(c: Context) -> Iterator[Problem]:

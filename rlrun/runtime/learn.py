@@ -1,0 +1,166 @@
+"""From rewarded groups to new weights: log-probs, advantages, one batch a rank, optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlrun.algos.advantages import Scored, estimator, token_advantages, zero_variance_groups
+from rlrun.algos.kl import kl_estimate
+from rlrun.data.batching import make_token_batches, make_train_batches, scatter, schedule_step
+from rlrun.data.types import Group, Sample
+from rlrun.errors import RunFailed
+from rlrun.plan.types import AlgoPlan, RunPlan
+
+if TYPE_CHECKING:
+    from rlrun.runtime.loop import Run
+
+MEANS = (
+    "loss",
+    "pg_loss",
+    "kl_loss",
+    "entropy",
+    "pg_clip_fraction",
+    "ppo_kl",
+    "grad_norm",
+    "importance_weight",
+    "importance_dropped",
+    "opsm_dropped",
+)
+"""Metrics of an optimizer step that are averaged over the steps of a rollout."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probs [T_i] of every sample of a rollout, before the update. None where the algorithm needs none."""
+
+    old: list[np.ndarray] | None
+    ref: list[np.ndarray] | None
+    teacher: list[np.ndarray] | None
+
+
+def logprobs(run: Run, samples: list[Sample]) -> Scores:
+    """The forward passes that the plan asks for; the old log-probs may be the engine's."""
+    algo = run.plan.algo
+    schedule = _schedule(run.plan, samples)
+    batches = make_token_batches(samples, schedule, run.plan.rollout.temperature)
+    lengths = [len(s.tokens) for s in samples]
+
+    def forward(model: str) -> list[np.ndarray]:
+        return scatter(run.trainer.logprobs(batches, model), schedule, lengths)
+
+    old = {
+        "trainer": lambda: forward("policy"),
+        "rollout": lambda: [s.rollout_logprobs for s in samples],
+        "current": lambda: None,
+    }[algo.old_logprobs]()
+    return Scores(
+        old=old,
+        ref=forward("reference") if algo.uses_reference else None,
+        teacher=forward("teacher") if algo.teacher is not None else None,
+    )
+
+
+def _schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
+    return schedule_step(
+        [len(s.tokens) for s in samples],
+        plan.train.dp,
+        batching=plan.train.batching,
+        max_tokens_per_gpu=plan.train.max_tokens_per_gpu,
+        micro_batch_size=plan.train.micro_batch_size,
+    )
+
+
+def update(run: Run, groups: list[Group], scores: Scores) -> dict[str, float]:
+    """The optimizer steps of one loop step: whole groups, in rollout order, groups_per_step at a time."""
+    plan = run.plan
+    samples = [sample for group in groups for sample in group.samples]
+    # By position, not by prompt_id: at the end of an epoch a prompt may be drawn twice in one step.
+    group_of = np.repeat(np.arange(len(groups)), [len(g.samples) for g in groups])
+    rewards = np.array([s.reward for s in samples])
+    advantages = credit(plan.algo, samples, group_of, scores)
+    steps: list[dict[str, float]] = []
+    for first in range(0, len(groups), plan.batch.groups_per_step):
+        chosen = np.flatnonzero((group_of >= first) & (group_of < first + plan.batch.groups_per_step))
+        steps.append(_optimizer_step(run, samples, advantages, scores, chosen))
+    metrics = {f"train/{name}": float(np.mean([s[name] for s in steps])) for name in MEANS if name in steps[0]}
+    metrics["train/lr"] = steps[-1]["lr"]
+    metrics["train/ratio_max"] = max(s["ratio_max"] for s in steps)
+    metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples))
+    metrics["train/optimizer_steps"] = float(run.optimizer_steps)
+    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, group_of) / len(groups)
+    return metrics | _advantage_metrics(advantages, samples) | _gap_metrics(plan.algo, steps)
+
+
+def credit(algo: AlgoPlan, samples: Sequence[Sample], group_of: np.ndarray, scores: Scores) -> list[np.ndarray]:
+    """Advantages [T_i] of all samples of a rollout; whatever is normalised is normalised over all of them."""
+    masks = [np.asarray(s.loss_mask, np.float32) for s in samples]
+    penalties = distillation = None
+    if algo.kl_reward_coef > 0:
+        assert scores.old is not None
+        assert scores.ref is not None
+        penalties = [
+            algo.kl_reward_coef * kl_estimate(old * mask, ref * mask, algo.loss.kl_estimator)
+            for old, ref, mask in zip(scores.old, scores.ref, masks, strict=True)
+        ]
+    if scores.teacher is not None:
+        assert scores.old is not None
+        pairs = zip(scores.old, scores.teacher, masks, strict=True)
+        distillation = [algo.opd_coef * (old - teacher) * mask for old, teacher, mask in pairs]
+    ids = np.array([s.rollout_id for s in samples], np.int64)
+    scored = Scored(
+        rewards=np.array([s.reward for s in samples]),
+        groups=group_of,
+        rollouts=group_of * (ids.max(initial=0) + 1) + ids,  # an id is unique within its group
+        masks=masks,
+        penalties=penalties,
+    )
+    chosen = estimator(algo.advantage, algo.normalize_by_std, algo.gamma)
+    return token_advantages(scored, chosen, whiten=algo.whiten_advantages, distillation=distillation)
+
+
+def _advantage_metrics(advantages: Sequence[np.ndarray], samples: Sequence[Sample]) -> dict[str, float]:
+    pairs = zip(advantages, samples, strict=True)
+    counted = np.concatenate([np.zeros(0), *(np.abs(a[np.asarray(s.loss_mask) > 0]) for a, s in pairs)])
+    return {"train/advantage_abs_mean": float(counted.mean()) if counted.size else 0.0}
+
+
+def _gap_metrics(algo: AlgoPlan, steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean and largest |trainer - engine| over the tokens that are trained on. Under the engine's own old log-probs the
+    trainer has given none before the update, and nothing is said."""
+    if algo.old_logprobs == "rollout":
+        return {}
+    tokens = sum(s["num_tokens"] for s in steps)
+    return {
+        "train/train_rollout_logprob_abs_diff": sum(s["rollout_gap_sum"] for s in steps) / max(tokens, 1),
+        "train/train_rollout_logprob_abs_diff_max": max(s["rollout_gap_max"] for s in steps),
+    }
+
+
+def _optimizer_step(
+    run: Run, samples: Sequence[Sample], advantages: Sequence[np.ndarray], scores: Scores, chosen: np.ndarray
+) -> dict[str, float]:
+    """One step on the chosen samples; refuses to go on from a loss or gradient that is not a number."""
+    part = [samples[i] for i in chosen]
+    schedule = _schedule(run.plan, part)
+    in_loss = scores.ref if run.plan.algo.loss.kl_coef > 0 else None
+    batches = make_train_batches(
+        part,
+        [advantages[i] for i in chosen],
+        [scores.old[i] for i in chosen] if scores.old is not None else None,
+        [in_loss[i] for i in chosen] if in_loss is not None else None,
+        schedule,
+        run.plan.algo.loss_aggregation,
+        run.plan.rollout.temperature,
+    )
+    values = run.trainer.train_step(batches).values
+    for name in ("loss", "grad_norm"):
+        if not math.isfinite(values[name]):
+            raise RunFailed("training", f"{name} is {values[name]} in optimizer step {run.optimizer_steps + 1}")
+    run.optimizer_steps += 1
+    run.learned |= values["grad_norm"] > 0
+    return values
