@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.plan.build import load_plan
+from rlrun.plan.parts.critic import CriticPlan
 from rlrun.plan.parts.rollout import DeploymentPlan, GroupPlan
 from rlrun.plan.parts.train import Slot
 from rlrun.plan.render import plan_document, render_plan
@@ -84,6 +85,18 @@ def test_every_engine_and_rank_is_drawn_once_for_each_of_its_slots_and_no_line_i
 def test_the_plan_shows_the_map_and_json_has_its_cells():
     assert "Map\n  GPU     0" in render_plan(SPLIT)
     assert plan_document(SPLIT)["map"] == [["T0", "T1", "T2", "T3", "E0", "E0", "E1", "E1"]]
+
+
+def test_the_critic_lives_where_the_trainer_does():
+    words = ["placement.num_nodes=16", "placement.trainer.gpus=128", "placement.rollout.gpus=128"]
+    plan = load_plan([BIG, *words])
+    optimizer = plan.algo.optimizer
+    plan = dataclasses.replace(plan, critic=CriticPlan(None, 0.2, 0, optimizer))
+    assert map_rows(plan)[0][:2] == ["T0+C0+E0", "T1+C1+E1"]
+    lines = map_lines(plan, 100)
+    assert max(map(len, lines)) <= 100, "a row that is too wide goes on below"
+    assert any(line.endswith("T127+C127+E127") for line in lines)
+    assert "  T trainer rank, C critic rank, E engine" in lines
 
 
 def test_one_slot_needs_no_map():
