@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from rlrun.config.keys import all_keys
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import plain
 from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
@@ -17,9 +18,10 @@ from rlrun.plan.context import Context, absolute
 from rlrun.plan.decide.critic import critic_plan
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, reward_plan, tracking_plan
-from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
+from rlrun.plan.decide.rollout import deployment_plan, engines_plan, rollout_plan, routers_plan, sync_plan
 from rlrun.plan.decide.sampling import sampling_plan
 from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
+from rlrun.plan.groups import POLICY
 from rlrun.plan.identity import config_hash, resolved
 from rlrun.plan.memory import estimate
 from rlrun.plan.rules.memory import layout_of
@@ -58,7 +60,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
     assert isinstance(config, RunConfig)
     p = config.placement
     model = model_plan(c)
-    engines, router = engines_plan(config)
+    engines, routers = engines_plan(c), routers_plan(c)
     return RunPlan(
         name=config.name,
         experiment=experiment,
@@ -78,7 +80,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         algo=algo_plan(c),
         batch=batch_plan(config),
         engines=engines,
-        router=router,
+        router=routers.get(POLICY),
         rollout=rollout_plan(config),
         data=data_plan(c),
         reward=reward_plan(config),
@@ -92,6 +94,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         memory=_memory(c),
         sampling=sampling_plan(config),
         critic=critic_plan(c),
+        deployment=deployment_plan(c, engines, routers),
     )
 
 
@@ -113,7 +116,7 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
             continue
         value = c.value(key.path)
         if value != key.default:
-            changed.append(ChangedValue(key.path, key.default, value, c.origins.of(key.path)))
+            changed.append(ChangedValue(key.path, plain(key.default), plain(value), c.origins.of(key.path)))
     return tuple(changed)
 
 

@@ -7,7 +7,22 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, critic, files, frozen, memory, model, placement, policy, sampling
+from rlrun.plan.rules import (
+    algo,
+    critic,
+    engines,
+    files,
+    frozen,
+    memory,
+    model,
+    modes,
+    nodes,
+    offload,
+    placement,
+    policy,
+    sampling,
+    server_groups,
+)
 
 Rule = Callable[[Context], Iterator[Problem]]
 
@@ -17,8 +32,13 @@ RULES: tuple[Rule, ...] = (
     *critic.RULES,
     *sampling.RULES,
     *placement.RULES,
+    *nodes.RULES,
+    *server_groups.RULES,
+    *engines.RULES,
+    *modes.RULES,
     *model.RULES,
     *frozen.RULES,
+    *offload.RULES,
     *memory.RULES,
     *files.RULES,
 )

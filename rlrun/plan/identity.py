@@ -47,6 +47,10 @@ def config_hash(c: Context, dtype: str) -> str:
     values["model"]["dtype"] = dtype
     architecture = values["model"]["architecture"]  # without what other families have: old hashes stay as they were
     values["model"]["architecture"] = {name: value for name, value in architecture.items() if value is not None}
+    # Which frozen models there are decides what is learned; on how many GPUs each is served does not.
+    values["rollout"]["models"] = {name: model["path"] for name, model in values["rollout"]["models"].items()}
+    if not values["rollout"]["models"]:
+        del values["rollout"]["models"]
     for name in ("train", "eval"):
         rows = c.rows(name)
         if rows is not None:
@@ -67,6 +71,8 @@ def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     for name, value in values.items():
         key = all_keys()[f"{prefix}{name}"]
         if not key.semantic:
+            changed = _changed_inside(value, f"{key.path}.") if key.section is not None and value is not None else {}
+            kept |= {name: changed} if changed else {}
             continue
         if key.section is not None and value is not None:
             value = _semantic(value, f"{key.path}.")
@@ -74,6 +80,14 @@ def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
             value = float(value)  # 1 and 1.0 are the same learning rate
         kept[name] = value
     return kept
+
+
+def _changed_inside(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Semantic keys of a section that otherwise is not, where they are away from their defaults."""
+    known = all_keys()
+    return {name: value for name, value in values.items()
+            if known[f"{prefix}{name}"].semantic and known[f"{prefix}{name}"].section is None
+            and value != known[f"{prefix}{name}"].default}  # fmt: skip
 
 
 def _checkpoint_digest(folder: Path) -> str:

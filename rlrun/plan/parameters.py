@@ -6,6 +6,9 @@ layers, vision towers and router bias buffers are not trained and not counted.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from rlrun.plan.types import ModelSpec
 
 
@@ -50,8 +53,8 @@ def mixer_parameters(spec: ModelSpec, layer: int, tp: int = 1) -> int:
     return share(h * wide + (wide if spec.qkv_bias else 0) + q * h, tp) + norms
 
 
-def layer_parameters(spec: ModelSpec, layer: int, tp: int = 1, ep: int = 1) -> tuple[int, int]:
-    """(non-expert, expert) parameters of one layer on one rank; experts are whole (expert tensor parallelism 1)."""
+def layer_parameters(spec: ModelSpec, layer: int, tp: int = 1, ep: int = 1, etp: int = 1) -> tuple[int, int]:
+    """(non-expert, expert) parameters of one layer on one rank; tp divides shared experts, etp the routed ones."""
     h = spec.hidden_size
     plain = mixer_parameters(spec, layer, tp) + (4 if spec.sandwich_norms else 2) * h
     if not is_sparse(spec, layer):
@@ -59,30 +62,58 @@ def layer_parameters(spec: ModelSpec, layer: int, tp: int = 1, ep: int = 1) -> t
     moe = spec.moe
     assert moe is not None
     plain += moe.num_experts * h + share(3 * h * moe.shared_ffn_hidden_size, tp) + (h if moe.shared_gate else 0)
-    return plain, share(moe.num_experts, ep) * 3 * h * moe.ffn_hidden_size
+    return plain, share(moe.num_experts, ep) * 3 * h * share(moe.ffn_hidden_size, etp)
 
 
-def stage_layers(spec: ModelSpec, pp: int, stage: int) -> range:
-    """Layers of a pipeline stage."""
-    per_stage = share(spec.num_layers, pp)
-    return range(stage * per_stage, min(spec.num_layers, (stage + 1) * per_stage))
+def stage_sizes(num_layers: int, pp: int, first: int | None = None, last: int | None = None) -> list[int]:
+    """Layers of each pipeline stage: those given to the first and the last, the rest in equal parts (rounded up where
+    `is_even` says that there are none)."""
+    middle = pp - (first is not None) - (last is not None)
+    left = num_layers - (first or 0) - (last or 0)
+    each = share(left, middle) if middle > 0 else 0
+    sizes = [max(0, min(each, left - i * each)) for i in range(middle)]
+    return [*([] if first is None else [first]), *sizes, *([] if last is None else [last])]
 
 
-def stage_parameters(spec: ModelSpec, tp: int = 1, pp: int = 1, ep: int = 1) -> list[tuple[int, int]]:
-    """(non-expert, expert) parameters of one rank of each pipeline stage.
+def is_even(num_layers: int, pp: int, first: int | None = None, last: int | None = None) -> bool:
+    """Whether the stages are as many as they should be, each has layers, and those without a number of their own have
+    equally many."""
+    sizes = stage_sizes(num_layers, pp, first, last)
+    inner = sizes[first is not None : len(sizes) - (last is not None)]
+    return len(sizes) == pp and sum(sizes) == num_layers and min(sizes) > 0 and len(set(inner)) <= 1
+
+
+def stage_starts(sizes: Sequence[int]) -> list[int]:
+    """First layer of each pipeline stage."""
+    return [0, *itertools.accumulate(sizes)][: len(sizes)]
+
+
+def stage_parameters(
+    spec: ModelSpec,
+    tp: int = 1,
+    sizes: Sequence[int] | None = None,
+    ep: int = 1,
+    etp: int = 1,
+    scalar_head: bool = False,
+) -> list[tuple[int, int]]:
+    """(non-expert, expert) parameters of one rank of each pipeline stage; `sizes` are the layers of each, by default
+    one stage of all.
 
     The first stage has the embedding, the last the final norm and the output layer, which is a copy of a tied embedding
-    unless both are on the same stage.
+    unless both are on the same stage. A critic has a scalar head in its place: one weight a hidden unit.
     """
+    sizes = [spec.num_layers] if sizes is None else sizes
     vocabulary = share(spec.vocab_size, tp) * spec.hidden_size
     counts = []
-    for stage in range(pp):
-        layers = [layer_parameters(spec, layer, tp, ep) for layer in stage_layers(spec, pp, stage)]
+    for stage, (start, size) in enumerate(zip(stage_starts(sizes), sizes, strict=True)):
+        layers = [layer_parameters(spec, layer, tp, ep, etp) for layer in range(start, start + size)]
         plain, experts = sum(p for p, _ in layers), sum(e for _, e in layers)
         if stage == 0:
             plain += vocabulary
-        if stage == pp - 1:
-            plain += spec.hidden_size + (0 if spec.tied_embeddings and pp == 1 else vocabulary)
+        if stage == len(sizes) - 1:
+            shared = spec.tied_embeddings and len(sizes) == 1
+            head = spec.hidden_size if scalar_head else 0 if shared else vocabulary
+            plain += spec.hidden_size + head
         counts.append((plain, experts))
     return counts
 

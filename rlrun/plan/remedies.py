@@ -6,13 +6,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlrun.plan.memory import TIGHT, Layout, estimate, worst_phase
+from rlrun.plan.families import RUNNABLE
+from rlrun.plan.layout import TIGHT, Layout
+from rlrun.plan.memory import estimate, worst_phase
 from rlrun.plan.types import MemoryPlan
 
 FEW_SAMPLES = 8
 """Full-length samples that a KV cache should at least hold at once; fewer make generation slow."""
 
 MOST_CHANGES = 8
+
+PLANNED_ONLY = {
+    "rollout.offload",
+    "trainer.offload",
+    "trainer.optimizer_offload",
+    "placement.trainer.ep",
+    "placement.trainer.cp",
+}
+"""Keys with which `rlrun.plan.limits` refuses to run; where a run could start without them they come last."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,13 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def remedies(m: Layout, valid: Valid) -> list[Remedy]:
+def remedies(m: Layout, valid: Valid, runnable: bool = False) -> list[Remedy]:
     """Single changes that really lower the worst phase, cheapest first. `valid` says whether the sizes of a layout
-    divide."""
+    divide. `runnable`: only changes that this version can run; the others can only be planned."""
     before = worst_phase(estimate(m)).total_bytes
     found = []
     for key, value, layout in _changes(m):
-        if layout is None or not valid(layout):
+        if layout is None or not valid(layout) or (runnable and key in PLANNED_ONLY):
             continue
         memory = estimate(layout)
         if worst_phase(memory).total_bytes < before and holds_a_sample(memory):
@@ -57,6 +68,12 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         yield "trainer.distributed_optimizer", True, replace(m, distributed_optimizer=True)
     if not m.sequence_parallel and m.tp > 1:
         yield "trainer.sequence_parallel", True, replace(m, sequence_parallel=True)
+    if m.distributed_optimizer and not m.gather_on_host:
+        yield "checkpoint.gather", "host", replace(m, gather_on_host=True)
+    if m.colocated and not m.rollout_offload:
+        yield "rollout.offload", True, replace(m, rollout_offload=True)
+    if m.colocated and not m.trainer_offload:
+        yield "trainer.offload", True, replace(m, trainer_offload=True)
     if m.colocated:
         fraction, layout = _smaller_fraction(m)
         yield "rollout.sglang.mem_fraction_static", fraction, layout
@@ -70,10 +87,13 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         yield "trainer.recompute", "full", replace(m, recompute=True)
     if m.spec.moe is not None:
         yield "placement.trainer.ep", 2 * m.ep, replace(m, ep=2 * m.ep)
+    if m.distributed_optimizer and not m.optimizer_offload and m.moment_bytes == 4:
+        yield "trainer.optimizer_offload", True, replace(m, optimizer_offload=True)
     if m.dp % 2 == 0:
         yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)
         yield "placement.trainer.pp", 2 * m.pp, replace(m, pp=2 * m.pp, dp=m.dp // 2)
-    yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp, replace(m, engine_tp=2 * m.engine_tp)
+        yield "placement.trainer.cp", 2 * m.cp, replace(m, cp=2 * m.cp, dp=m.dp // 2)
+    yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp * m.engine_pp, replace(m, engine_tp=2 * m.engine_tp)
 
 
 def _halved(size: int, least: int, memory: Callable[[int], MemoryPlan]) -> int:
@@ -106,7 +126,8 @@ def _smaller_fraction(m: Layout) -> tuple[float, Layout | None]:
 def cheapest_two(m: Layout, valid: Valid) -> tuple[list[Remedy], bool]:
     """The two cheapest changes each of which makes the run fit, and True; or, when none does alone, the two that lower
     it most, and False."""
-    found = remedies(m, valid)
+    can_run = remedies(m, valid, runnable=True) if m.spec.family in RUNNABLE else []
+    found = can_run + [r for r in remedies(m, valid) if r not in can_run]
     enough = [r for r in found if r.memory.verdict != "does not fit"]
     if enough:
         return enough[:2], True
@@ -145,7 +166,7 @@ def room_for_a_sample(m: Layout, valid: Valid) -> Remedy | None:
             changes.append((key, step / 20, replace(m, mem_fraction=step / 20)))
     size, wider = "placement.rollout.gpus_per_engine", m.engine_tp * 2
     while wider <= 64:
-        changes.append((size, wider, replace(m, engine_tp=wider)))
+        changes.append((size, wider * m.engine_pp, replace(m, engine_tp=wider)))
         wider *= 2
     options = [Remedy(k, v, layout, estimate(layout)) for k, v, layout in changes if valid(layout)]
     holding = [r for r in options if holds_a_sample(r.memory)]

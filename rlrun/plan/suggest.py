@@ -9,7 +9,8 @@ from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context
-from rlrun.plan.memory import GIB, worst_phase
+from rlrun.plan.layout import GIB
+from rlrun.plan.memory import worst_phase
 from rlrun.plan.remedies import suggest, word
 from rlrun.plan.rules.memory import layout_of, validity
 

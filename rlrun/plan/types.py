@@ -10,6 +10,7 @@ from typing import Any
 
 from rlrun.plan.parts.critic import CriticPlan
 from rlrun.plan.parts.memory import (
+    HostMemory,
     KvPlan,
     MemoryPlan,
     MemoryTerm,
@@ -33,9 +34,14 @@ from rlrun.plan.parts.operations import (
     TrackingPlan,
 )
 from rlrun.plan.parts.rollout import (
+    DeploymentPlan,
     EnginePlan,
+    ExternalPlan,
+    GroupPlan,
+    ReservedPlan,
     RolloutPlan,
     RouterPlan,
+    ServedModelPlan,
     SyncPlan,
 )
 from rlrun.plan.parts.sampling import OverlongPlan, SamplingPlan
@@ -71,28 +77,29 @@ class RunPlan:
     device: str  # cpu | cuda
     num_nodes: int
     gpus_per_node: int
-    placement_mode: str  # colocated | disaggregated
+    placement_mode: str  # colocated | disaggregated | train_only | rollout_only
     slots: tuple[Slot, ...]
     max_staleness: int
     model: ModelPlan
     train: TrainPlan
     algo: AlgoPlan
     batch: BatchPlan
-    engines: tuple[EnginePlan, ...]
-    router: RouterPlan | None
+    engines: tuple[EnginePlan, ...]  # none when train_only
+    router: RouterPlan | None  # of the policy
     rollout: RolloutPlan
     data: DataPlan
     reward: RewardPlan
-    sync: SyncPlan
+    sync: SyncPlan | None  # None without a trainer or without engines
     eval: EvalPlan | None
     checkpoint: CheckpointPlan
     tracking: TrackingPlan | None
     timeouts: TimeoutsPlan
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
-    memory: MemoryPlan | None = None  # on cuda
+    memory: MemoryPlan | None = None  # on cuda, with trainer and engines
     sampling: SamplingPlan = field(default_factory=SamplingPlan)
     critic: CriticPlan | None = None  # with gae
+    deployment: DeploymentPlan = field(default_factory=DeploymentPlan)
 
 
 __all__ = [
@@ -103,8 +110,12 @@ __all__ = [
     "CriticPlan",
     "DataPlan",
     "DatasetPlan",
+    "DeploymentPlan",
     "EnginePlan",
     "EvalPlan",
+    "ExternalPlan",
+    "GroupPlan",
+    "HostMemory",
     "IndexerSpec",
     "KvPlan",
     "LinearAttentionSpec",
@@ -117,11 +128,13 @@ __all__ = [
     "OptimizerPlan",
     "OverlongPlan",
     "PhaseMemory",
+    "ReservedPlan",
     "RewardPlan",
     "RolloutPlan",
     "RouterPlan",
     "RunPlan",
     "SamplingPlan",
+    "ServedModelPlan",
     "Slot",
     "SyncPlan",
     "TeacherPlan",

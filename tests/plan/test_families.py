@@ -11,7 +11,7 @@ from rlrun.config.shipped import shipped
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
 from rlrun.plan.model_spec import read_architecture, spec_from_directory
-from rlrun.plan.parameters import stage_parameters
+from rlrun.plan.parameters import stage_parameters, stage_sizes
 
 # Parameters of the released text models, without multi-token-prediction layers and vision towers.
 TOTALS = {
@@ -71,10 +71,10 @@ def test_ranks_and_stages_together_have_the_whole_model(model, tp):
     for pp in (1, 2):
         if spec.num_layers % pp:
             continue
-        whole = sum(plain + experts for plain, experts in stage_parameters(spec, 1, pp))
+        whole = sum(plain + experts for plain, experts in stage_parameters(spec, 1, stage_sizes(spec.num_layers, pp)))
         tied_copy = spec.vocab_size * spec.hidden_size if spec.tied_embeddings and pp > 1 else 0
         assert whole == spec.num_parameters + tied_copy
-        ranks = [stage_parameters(spec, tp, pp, ep=tp) for _ in range(tp)]
+        ranks = [stage_parameters(spec, tp, stage_sizes(spec.num_layers, pp), ep=tp) for _ in range(tp)]
         together = sum(plain + experts for rank in ranks for plain, experts in rank)
         assert whole <= together < 1.1 * whole
 

@@ -2,86 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.backends import megatron
-from rlrun.plan.build import load_plan
-from rlrun.plan.memory import (
-    GIB,
-    GPUS,
-    LOGIT_ROWS,
-    Layout,
-    activations,
-    engine_weights,
-    estimate,
-    host_bytes,
-    kv_bytes_per_token,
-    kv_cache,
-    layer_bytes,
-    logits,
-    state,
-    state_bytes_per_request,
-    worst_phase,
-)
+from rlrun.plan.activations import LOGIT_ROWS, activations, layer_bytes, logits
+from rlrun.plan.kv import engine_weights, kv_bytes_per_token, kv_cache, state_bytes_per_request
+from rlrun.plan.layout import GPUS
+from rlrun.plan.memory import estimate, state, worst_phase
 from rlrun.plan.remedies import remedies, suggest
-from rlrun.plan.types import ModelSpec
+from rlrun.plan.types import MemoryPlan, PhaseMemory
+
+sys.path.insert(0, str(Path(__file__).parent))
+from layouts import layout, spec
 
 
-def spec(model: str) -> ModelSpec:
-    return load_plan(["+experiment=qwen3_grpo", "placement=cpu_1", f"model={model}"]).model.spec
-
-
-def layout(model: str = "qwen3_4b", **changes: object) -> Layout:
-    plain = Layout(
-        spec=spec(model),
-        gpu="h100_80gb",
-        weight_bytes=2,
-        colocated=True,
-        tp=2,
-        pp=1,
-        cp=1,
-        dp=4,
-        ep=1,
-        max_tokens=16384,
-        micro_batch_size=None,
-        recompute=True,
-        sequence_parallel=False,
-        distributed_optimizer=True,
-        reference=False,
-        engine_tp=1,
-        mem_fraction=0.5,
-        max_total_tokens=None,
-        sample_tokens=2560,
-        bucket_bytes=512 * 2**20,
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("model", "sizes", "gib"),
-    [
-        ("qwen3_4b", {"tp": 2, "dp": 4}, (3.7, 7.5, 5.6)),
-        ("qwen3_30b_a3b", {"tp": 4, "dp": 2, "ep": 8}, (7.5, 15.0, 42.7)),
-        ("glm4_7_355b", {"tp": 8, "pp": 4, "cp": 2, "dp": 1, "ep": 16}, (11.2, 22.4, 63.9)),
-        ("minimax_m2", {"tp": 4, "pp": 2, "dp": 4, "ep": 16}, (14.0, 28.1, 79.9)),
-    ],
-)
-def test_state_is_that_of_the_worked_examples(model, sizes, gib):
-    """Worst stage of layouts that were worked out by hand for these models, to 3 %."""
-    worst = max(state(layout(model, **sizes)), key=lambda terms: sum(terms.values()))
-    for name, expected in zip(("weights", "gradients", "optimizer"), gib, strict=True):
-        assert worst[name] / GIB == pytest.approx(expected, rel=0.03)
-
-
-@pytest.mark.parametrize(("model", "world"), [("glm4_7_355b", (8, 4, 2)), ("minimax_m2", (4, 2, 4))])
-def test_no_layout_goes_below_18_bytes_a_parameter(model, world):
-    tp, pp, dp = world
-    worst = max(sum(t.values()) for t in state(layout(model, tp=tp, pp=pp, dp=dp, ep=tp * dp)))
-    assert worst >= 18 * spec(model).num_parameters / (tp * pp * dp)
+def phase_of(memory: MemoryPlan, name: str) -> PhaseMemory:
+    [found] = [phase for phase in memory.phases if phase.phase == name]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -125,8 +68,6 @@ def test_logits_do_not_grow_with_the_micro_batch():
 
 
 def test_the_rows_of_a_piece_are_those_of_the_trainer():
-    from pathlib import Path
-
     source = Path(next(iter(megatron.__path__)), "logprobs.py").read_text()
     assert f"\nROWS = {LOGIT_ROWS}\n" in source
 
@@ -138,9 +79,9 @@ def test_a_colocated_gpu_holds_trainer_and_engine_and_a_split_one_does_not():
             assert phase.total_bytes == sum(term.num_bytes for term in phase.terms)
     names = [{term.name for term in phase.terms} for phase in together.phases]
     assert all({"weights", "engine weights", "KV cache"} <= found for found in names)
-    train, _, rollout, _ = apart.phases
-    assert "KV cache" not in {term.name for term in train.terms}
-    assert "gradients" not in {term.name for term in rollout.terms}
+    train, rollout = ({term.name for term in phase_of(apart, name).terms} for name in ("train", "rollout"))
+    assert "KV cache" not in train
+    assert "gradients" not in rollout
 
 
 def test_a_reference_model_is_a_second_copy_of_the_weights():
@@ -153,7 +94,7 @@ def test_a_verdict_is_tight_in_the_last_tenth():
     def verdict(fraction: float) -> str:
         return estimate(layout(mem_fraction=fraction)).verdict
 
-    assert [verdict(f) for f in (0.5, 0.6, 0.7)] == ["fits", "tight", "does not fit"]
+    assert [verdict(f) for f in (0.4, 0.55, 0.7)] == ["fits", "tight", "does not fit"]
 
 
 def test_full_recomputation_keeps_the_input_of_each_layer():
@@ -234,12 +175,6 @@ def test_every_kind_of_gpu_in_the_schema_has_a_size():
     from rlrun.config.sections.placement import PlacementConfig
 
     assert set(get_args(PlacementConfig.model_fields["gpu"].annotation)) == set(GPUS)
-
-
-def test_host_memory_counts_processes_and_the_state_that_a_checkpoint_collects():
-    m = layout(dp=4, tp=2)
-    [terms] = state(replace(m, distributed_optimizer=False))
-    assert host_bytes(m, 8, 16) == 16 * 4 * GIB + 2 * terms["optimizer"]
 
 
 def test_a_layer_keeps_the_tensors_that_were_counted_in_the_trainer():

@@ -35,6 +35,9 @@ from rlrun.plan.types import TrainPlan
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The one optimizer format that loads into another tensor-, pipeline- and data-parallel layout with equal results."""
 
+ON_HOST = {"distrib_optim_fully_reshardable_mem_efficient": True}
+"""Shards are gathered through gloo, on the first data-parallel rank alone: no GPU memory, and one copy on a host."""
+
 FROM_PLAN = ("betas", "eps", "max_lr", "min_lr")
 """Settings of a parameter group that the plan decides, not the checkpoint. (The schedule sets lr and weight_decay.)"""
 
@@ -93,14 +96,17 @@ def _failing_as_run_failed(what: str) -> Iterator[None]:
 
 
 def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
+    metadata: dict[str, Any] = dict(METADATA)
     for inner in _inner(optimizer):
         fill_state(inner)
         if isinstance(inner, DistributedOptimizer):
             inner.get_parameter_state_dp_zero = functools.partial(space_buckets, inner)
-    sharded = unwrap(model).sharded_state_dict(metadata=dict(METADATA))
+            if inner.data_parallel_group_gloo is not None:  # it was built to gather on the host
+                metadata |= ON_HOST
+    sharded = unwrap(model).sharded_state_dict(metadata=metadata)
     return {
         "model": sharded,
-        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=dict(METADATA)),
+        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=metadata),
     }
 
 

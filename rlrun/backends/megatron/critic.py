@@ -117,7 +117,7 @@ def build(plan: RunPlan, dtype: torch.dtype, model_dir: str) -> Critic:
     if ps.is_pipeline_last_stage():
         _load_head(model, directory, plan.seed, has_head)
     wrapped = wrap_ddp(model, plan.train)
-    optimizer = build_optimizer(wrapped, plan.train, plan.critic.optimizer)
+    optimizer = build_optimizer(wrapped, plan.train, plan.critic.optimizer, plan.checkpoint.gather == "host")
     scheduler = build_scheduler(optimizer, plan.critic.optimizer)
     start = "the policy's weights" if plan.critic.path is None else directory
     head = f"its value head from {SCORE} there" if has_head else f"its value head is new, N(0, {HEAD_STD})"

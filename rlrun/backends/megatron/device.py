@@ -54,8 +54,12 @@ def join(plan: RunPlan, rendezvous: Rendezvous) -> RankInfo:
         tensor_model_parallel_size=train.tp,
         pipeline_model_parallel_size=train.pp,
         context_parallel_size=train.cp,
+        expert_model_parallel_size=train.ep,
+        # Left alone, Megatron takes tp for it.
+        expert_tensor_parallel_size=train.etp if plan.model.spec.moe is not None else None,
         distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),
-        create_gloo_process_groups=False,
+        # Only what is gathered on the host goes through them.
+        create_gloo_process_groups=plan.checkpoint.gather == "host",
     )
     info = _rank_info(rendezvous.rank)
     seed(plan.seed, info)

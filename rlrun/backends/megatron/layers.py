@@ -76,7 +76,12 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def decoder_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """Megatron's local layer spec with the two parts above in it, for this pipeline stage's layers."""
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
     layer.submodules.input_layernorm = RMSNorm
     layer.submodules.pre_mlp_layernorm = RMSNorm
     attention = layer.submodules.self_attention.submodules

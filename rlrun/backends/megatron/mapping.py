@@ -1,11 +1,13 @@
 """Hugging Face tensors <-> this rank's Megatron parameters.
 
 A family (`qwen3.py`) lists its `Weight`s; a `Weight` says which HF tensors make up one Megatron parameter and how
-tensor parallelism cuts it. Pipeline stages own equal runs of layers.
+tensor parallelism cuts it. A pipeline stage owns a run of layers.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as ps
 from torch import Tensor
 
+from rlrun.plan.parameters import stage_sizes
 from rlrun.plan.types import ModelSpec
 
 Shape = tuple[int, ...]
@@ -109,10 +112,11 @@ class Weight:
     split: Split
     place: int | str
 
-    def stage(self, num_layers: int, pp: int) -> int:
+    def stage(self, sizes: Sequence[int]) -> int:
+        """The stage it is on, of stages with so many layers."""
         if isinstance(self.place, int):
-            return self.place // (num_layers // pp)
-        return 0 if self.place == "first" else pp - 1
+            return bisect.bisect_right(list(itertools.accumulate(sizes)), self.place)
+        return 0 if self.place == "first" else len(sizes) - 1
 
 
 def weights_of(spec: ModelSpec) -> list[Weight]:
@@ -160,9 +164,12 @@ def export_weights(model: torch.nn.Module, spec: ModelSpec) -> Iterator[tuple[st
         return
     parameters = global_parameters(model)
     pp, my_stage, my_tp = ps.get_pipeline_model_parallel_world_size(), _pp_rank(), ps.get_tensor_model_parallel_rank()
+    config = unwrap(model).config
+    first, last = config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage
+    sizes = stage_sizes(spec.num_layers, pp, first, last)
     device, dtype = next(iter(parameters.values())).device, next(iter(parameters.values())).dtype
     for weight in weights_of(spec):
-        stage = weight.stage(spec.num_layers, pp)
+        stage = weight.stage(sizes)
         tensors: list[Tensor] = []
         if my_stage == stage:
             shards = _gather_tp(parameters[weight.name].detach())

@@ -15,6 +15,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from rlrun.backends.megatron.experts import expert_fields
 from rlrun.backends.megatron.layers import decoder_spec
 from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
 
@@ -60,8 +61,9 @@ def build_model(
 
 
 def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> TransformerConfig:
-    assert spec.family == "qwen3", spec.family
+    assert spec.family in ("qwen3", "qwen3_moe"), spec.family
     full = train.recompute == "full"
+    uneven = len(set(train.stage_layers)) > 1
     return TransformerConfig(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
@@ -82,6 +84,8 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=train.tp,
         pipeline_model_parallel_size=train.pp,
+        num_layers_in_first_pipeline_stage=train.stage_layers[0] if uneven else None,
+        num_layers_in_last_pipeline_stage=train.stage_layers[-1] if uneven else None,
         context_parallel_size=train.cp,
         sequence_parallel=train.sequence_parallel and train.tp > 1,
         # Micro-batches differ in length, so the stages tell each other the shape.
@@ -103,6 +107,7 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        **(expert_fields(spec.moe, train) if spec.moe is not None else {}),
     )
 
 
@@ -112,16 +117,19 @@ def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor |
 
 
 def wrap_ddp(model: GPTModel, train: TrainPlan) -> DistributedDataParallel:
-    """Gradients are summed in float32 over the data-parallel ranks."""
+    """Gradients are summed in `train.grad_dtype`, over micro-batches and over the data-parallel ranks."""
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=train.distributed_optimizer
+        grad_reduce_in_fp32=train.grad_dtype == "float32", use_distributed_optimizer=train.distributed_optimizer
     )
     return DistributedDataParallel(model.config, config, model)
 
 
-def build_optimizer(model: DistributedDataParallel, train: TrainPlan, plan: OptimizerPlan) -> MegatronOptimizer:
+def build_optimizer(
+    model: DistributedDataParallel, train: TrainPlan, plan: OptimizerPlan, gather_on_host: bool = False
+) -> MegatronOptimizer:
     """AdamW with float32 state; weight decay on matrices only. `clip_grad` 0 clips at infinity, so that the norm is
-    still measured. Reads the weights, so load them first."""
+    still measured. `gather_on_host`: a distributed optimizer joins its shards for a checkpoint through gloo. Reads the
+    weights, so load them first."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=plan.lr,
@@ -135,7 +143,7 @@ def build_optimizer(model: DistributedDataParallel, train: TrainPlan, plan: Opti
         params_dtype=model.config.params_dtype,
         use_distributed_optimizer=train.distributed_optimizer,
     )
-    return get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
+    return get_megatron_optimizer(config, [model], use_gloo_process_groups=gather_on_host)
 
 
 def build_scheduler(optimizer: MegatronOptimizer, plan: OptimizerPlan) -> OptimizerParamScheduler:

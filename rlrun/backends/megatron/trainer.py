@@ -73,7 +73,7 @@ class MegatronTrainer:
         if plan.algo.teacher is not None:
             self.teacher = self._load_model(plan.algo.teacher.path, plan.algo.teacher.spec).requires_grad_(False)
         self.model = wrap_ddp(model, plan.train)
-        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer)
+        self.optimizer = build_optimizer(self.model, plan.train, plan.algo.optimizer, plan.checkpoint.gather == "host")
         self.scheduler = build_scheduler(self.optimizer, plan.algo.optimizer)
         self.critic = critic.build(plan, self.dtype, model_dir) if plan.critic is not None else None
         if self.critic is not None:
@@ -155,6 +155,7 @@ class MegatronTrainer:
         if self.info.rank == 0:
             from rlrun.weight_sync.senders import make_sender
 
+            assert self.plan.sync is not None, "weight sync without engines"
             self._close_sender()
             self._sender = make_sender(self.plan.sync, engines, self.device.type, self.plan.timeouts.sync_s)
             self._sender.connect()

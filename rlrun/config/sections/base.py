@@ -16,6 +16,9 @@ ImportPath = Annotated[str, Field(pattern=rf"^{IMPORT_PATH}$")]
 NOT_SEMANTIC: dict[str, Any] = {"semantic": False}
 """Marks fields that do not change what is learned; they stay out of the config hash."""
 
+SEMANTIC: dict[str, Any] = {"semantic": True}
+"""Marks fields of a section that is NOT_SEMANTIC which do change it, when they are away from their default."""
+
 
 def one_of_ours_or_a_path(*names: str) -> str:
     """Pattern of a name that rlrun knows, or the import path of a function of the user's own."""
@@ -31,3 +34,15 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+def plain(value: Any) -> Any:
+    """A value as it would be written in YAML: groups of keys, alone or in lists and mappings, as mappings of what is
+    set away from its default."""
+    if isinstance(value, Section):
+        return {name: plain(item) for name, item in value if item != type(value).model_fields[name].default}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return value

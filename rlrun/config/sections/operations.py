@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rlrun.config.sections.base import NotEmpty, Positive, Seconds, Section
 
 
@@ -10,6 +12,10 @@ class CheckpointConfig(Section):
     """Save every so many steps; the last step is always saved. Null saves only the last."""
     keep: Positive = 2
     """Newest checkpoints kept."""
+    gather: Literal["gpu", "host"] = "gpu"
+    """Where the shards of the distributed optimizer are joined while a checkpoint is saved. gpu: by NCCL, a float32
+    tensor of every parameter at once on every GPU, all of them on every host. host: by gloo, on the first data-parallel
+    replica alone; slower, and no GPU memory."""
     hf_at_end: bool = True
     """Also write the final weights as a Hugging Face checkpoint."""
     digest: bool = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlrun.config.sections.base import Positive, Section
+from pydantic import Field
+
+from rlrun.config.sections.base import SEMANTIC, Positive, Section
 
 
 class TrainerConfig(Section):
@@ -23,3 +25,14 @@ class TrainerConfig(Section):
     """Split activations between tensor-parallel layers along the sequence; needs tp > 1."""
     distributed_optimizer: bool = True
     """Shard optimizer state over the data-parallel ranks."""
+    grad_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=SEMANTIC)
+    """Type in which gradients are kept, summed over micro-batches and reduced; bfloat16 takes half the memory and
+    rounds every sum. For bfloat16 weights."""
+    optimizer_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra=SEMANTIC)
+    """Type of AdamW's two moments; main weights stay float32. bfloat16 needs distributed_optimizer; cuda only."""
+    optimizer_offload: bool = False
+    """Keep main weights and moments in host memory and take the optimizer's step there: 6 instead of 18 bytes a
+    parameter on the GPUs, 12 on the hosts, and a slower step. Needs distributed_optimizer; cuda only."""
+    offload: bool = False
+    """Move the trainer's weights, gradients and optimizer to host memory while the engines generate; colocated on cuda
+    only."""

@@ -8,6 +8,7 @@ from rlrun.config.sections.algo import AlgoConfig
 from rlrun.plan import batch, placement
 from rlrun.plan.attention import attention_share
 from rlrun.plan.context import Context, absolute
+from rlrun.plan.parameters import stage_sizes
 from rlrun.plan.parts.model import ModelSpec
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TeacherPlan, TrainPlan
 from rlrun.plan.rules.algo import optimizer_steps
@@ -17,6 +18,7 @@ from rlrun.plan.rules.policy import one_step_a_rollout, uses_reference
 
 def train_plan(config: RunConfig, spec: ModelSpec) -> TrainPlan:
     p, t = config.placement, config.trainer
+    sizes = stage_sizes(spec.num_layers, p.trainer.pp, p.trainer.first_stage_layers, p.trainer.last_stage_layers)
     return TrainPlan(
         slots=placement.trainer_slots(p),
         tp=p.trainer.tp,
@@ -32,6 +34,12 @@ def train_plan(config: RunConfig, spec: ModelSpec) -> TrainPlan:
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
         ep=p.trainer.ep,
+        etp=p.trainer.etp,
+        stage_layers=tuple(sizes),
+        grad_dtype=t.grad_dtype,
+        optimizer_dtype=t.optimizer_dtype,
+        optimizer_offload=t.optimizer_offload,
+        offload=t.offload,
         attention_share=attention_share(spec) if t.balance_by == "flops" else 0.0,
     )
 
@@ -109,7 +117,7 @@ def batch_plan(config: RunConfig) -> BatchPlan:
         groups_per_step=groups,
         samples_per_step=samples_per_step,
         optimizer_steps_per_rollout=batch.steps_per_rollout(config),
-        samples_per_rank=-(-samples_per_step // dp),
+        samples_per_rank=-(-samples_per_step // dp) if dp else 0,
         variable=variable,
         first_draw=batch.first_draw(config),
     )

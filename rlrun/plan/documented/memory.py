@@ -14,7 +14,19 @@ CODES: dict[str, str] = {
         "or more GPUs."
     ),
     "host-memory-does-not-fit": (
-        "Processes and the optimizer state that is collected on the host while a checkpoint is saved need more than "
-        "placement.host_memory_gib. An estimate; null checks nothing."
+        "Processes, what is offloaded to the host, and the state that is collected there while a checkpoint is saved "
+        "need more than placement.host_memory_gib of a node. An estimate, by rlrun/plan/host_memory.py; null checks "
+        "nothing."
+    ),
+    "optimizer-not-sharded": (
+        "Moments in bfloat16 and an optimizer on the host are features of Megatron's distributed optimizer, and "
+        "trainer.distributed_optimizer is false."
+    ),
+    "offload-not-runnable": (
+        "trainer.offload, trainer.optimizer_offload and rollout.offload can be planned, and are not carried out by "
+        "this version: a run would hold everything on the GPU all the time."
+    ),
+    "optimizer-dtype-not-runnable": (
+        "Moments in bfloat16 need the optimizer of TransformerEngine, which this version does not use."
     ),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 CODES: dict[str, str] = {
     "too-many-gpus": (
-        "The run needs more GPUs (slots on cpu) than its nodes have. Colocated runs need the larger of "
-        "placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this check "
-        "Ray would wait for ever."
+        "The run needs more GPUs (slots on cpu) than its nodes have free of placement.reserved. Colocated runs need "
+        "the larger of placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this "
+        "check Ray would wait for ever."
     ),
     "too-few-samples": (
         "A data-parallel replica of the trainer, or an engine, would have no sample to work on in any step, and its "
@@ -27,25 +27,48 @@ CODES: dict[str, str] = {
     ),
     "ep-indivisible": (
         "Expert parallelism gives every rank the same number of experts: placement.trainer.ep has to divide the "
-        "experts and the trainer's GPUs of one pipeline stage."
+        "experts, placement.trainer.etp the columns of one, and their product the trainer's GPUs of one pipeline "
+        "stage."
     ),
-    "layers-indivisible": ("Pipeline stages have the same number of layers: placement.trainer.pp has to divide them."),
+    "layers-indivisible": (
+        "Pipeline stages have the same number of layers, but for the first and the last one where "
+        "placement.trainer.first_stage_layers and last_stage_layers say otherwise; together they have all layers."
+    ),
+    "stage-without-indexer": (
+        "With cross-layer index sharing (GLM-5.2) most layers use the selection of keys that an earlier layer made. "
+        "A pipeline stage has to start with a layer that has an indexer of its own, because the selection does not "
+        "travel between stages. placement.trainer.first_stage_layers and last_stage_layers move the borders."
+    ),
     "cp-unsupported": (
-        "Context parallelism is not part of this version; placement.trainer.cp has to be 1. Long samples fit "
-        "with trainer.recompute=full or a larger tp."
+        "Context parallelism gives each rank a part of every sample. A gated delta net (Qwen3.5) passes its state "
+        "from token to token and would need the parts one after the other, so placement.trainer.cp has to be 1."
+    ),
+    "cp-not-runnable": (
+        "Context parallelism can be planned, and this version's attention cannot compute it yet: "
+        "placement.trainer.cp has to be 1 to run. Long samples also fit with trainer.recompute=full or a larger tp."
+    ),
+    "ep-not-runnable": (
+        "Expert and expert-tensor parallelism can be planned, and this version runs with placement.trainer.ep and etp "
+        "of 1 only. With ep 1 Megatron-core does not sum the gradients of experts over tensor-parallel ranks, so such "
+        "a model does not run with tp above 1 either."
     ),
     "engines-indivisible": (
         "Every engine has placement.rollout.gpus_per_engine GPUs, and together they have "
         "placement.rollout.gpus: the first has to divide the second."
     ),
     "engine-crosses-nodes": (
-        "The GPUs of one engine have to be on one node. Engines are laid out from the first GPU after the "
-        "trainer's (from GPU 0 when colocated), without gaps."
+        "The GPUs of one engine have to be on one node, or be all the GPUs of each of its nodes. Engines are laid out "
+        "from the first GPU after the trainer's (from GPU 0 when colocated), without gaps, group by group."
     ),
     "transport-impossible": (
-        "Weights reach the engines by tensor transport, which hands over memory and needs trainer and engines "
-        "on the same GPUs of one node, or by distributed transport, a process group in which NCCL allows each "
-        "GPU once and which therefore needs disaggregated placement on cuda."
+        "Weights reach the engines by tensor transport, which hands over memory (CUDA IPC on cuda) and therefore needs "
+        "colocated placement and, on every node that an engine has GPUs on, a trainer rank; or by distributed "
+        "transport, a process group in which NCCL allows each GPU once and which therefore needs disaggregated "
+        "placement on cuda."
+    ),
+    "colocated-nodes-not-runnable": (
+        "A colocated run over several nodes can be planned, but in this version the whole weights are gathered on "
+        "trainer rank 0 only, and CUDA IPC cannot hand them to an engine on another node."
     ),
     "attention-backend": (
         "The attention backend does not run on this device (only torch_native runs on a CPU), or cannot give "

@@ -46,6 +46,7 @@ class CheckpointPlan:
     keep: int
     hf_at_end: bool
     digest: bool
+    gather: str = "gpu"  # gpu | host
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rlrun.plan.parts.model import ModelSpec
 
 @dataclass(frozen=True)
 class Slot:
-    """One GPU (one process on cpu) by its logical number: node * gpus_per_node + index."""
+    """One GPU (one process on cpu) by its logical number, which counts the GPUs that the run may use node by node."""
 
     index: int
     node: int
@@ -35,6 +35,12 @@ class TrainPlan:
     sequence_parallel: bool
     distributed_optimizer: bool
     ep: int = 1
+    etp: int = 1
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage; empty: equal parts
+    grad_dtype: str = "float32"
+    optimizer_dtype: str = "float32"
+    optimizer_offload: bool = False
+    offload: bool = False
     attention_share: float = 0.0  # a sample of T tokens is T + this * T^2 work; 0 balances tokens
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from memory_jobs import held  # noqa: F401  (a job)
 
 from rlrun.backends.base import Rendezvous
 from rlrun.backends.megatron.trainer import MegatronTrainer
