@@ -23,13 +23,13 @@ hf_logging.disable_progress_bar()
 TEMPERATURE = 0.7
 
 
-def make_checkpoint(directory: Path, tied: bool) -> str:
+def make_checkpoint(directory: Path, tied: bool, num_layers: int = SPEC.num_layers) -> str:
     """Weights far larger than an initialisation, norms away from 1: mistakes then show in the first digits."""
     torch.manual_seed(7)
     config = Qwen3Config(
         vocab_size=SPEC.vocab_size,
         hidden_size=SPEC.hidden_size,
-        num_hidden_layers=SPEC.num_layers,
+        num_hidden_layers=num_layers,
         num_attention_heads=SPEC.num_heads,
         num_key_value_heads=SPEC.num_kv_heads,
         head_dim=SPEC.head_dim,
