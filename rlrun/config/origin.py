@@ -77,8 +77,12 @@ class Origins:
         below = [where for k, where in self._of.items() if k.startswith(f"{key}.")]
         if below:  # a mapping that is known by its items, such as reward.arguments
             return below[-1]
-        parts = key.split(".")
-        return next((self._of[k] for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in self._of), None)
+        while key and key not in self._of:
+            above = key.rpartition(".")[0]
+            if above in self._lists and key in self._groups:
+                return self._groups[key]  # an entry of a list, of which it is no key
+            key = above
+        return self._of.get(key)
 
     def _set(self, key: str, where: Where) -> None:
         for below in [k for k in self._of if k.startswith(f"{key}.")]:

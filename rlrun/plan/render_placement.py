@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlrun.plan.types import RunPlan
 
 LETTERS = {"regular": "E", "prefill": "P", "decode": "D", "encoder": "V"}
-WORDS = {"T": "trainer rank", "E": "engine", "P": "prefill engine", "D": "decode engine", "V": "encoder"}
+WORDS = {"T": "trainer rank", "C": "critic rank", "E": "engine", "P": "prefill engine", "D": "decode engine", "V": "encoder"}
 IDLE, RESERVED, PLACEHOLDER = ".", "x", "-"
 
 
@@ -22,6 +22,8 @@ def map_rows(plan: RunPlan) -> list[list[str]]:
 
     for rank, slot in enumerate(plan.train.slots):
         put(slot, f"T{rank}")
+        if plan.critic is not None:  # rank r of the critic beside rank r of the policy
+            put(slot, f"C{rank}")
     for engine in plan.engines:
         for slot in engine.slots:
             put(slot, f"{LETTERS[engine.type]}{engine.index}")

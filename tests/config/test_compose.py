@@ -45,6 +45,9 @@ def test_the_origin_of_a_value_is_a_line_that_says_so(experiment):
         for name, value in values.items():
             if isinstance(value, dict):
                 yield from leaves(value, f"{prefix}{name}.")
+            elif isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+                for index, entry in enumerate(value):
+                    yield from leaves(entry, f"{prefix}{name}.{index}.")
             else:
                 yield f"{prefix}{name}", value
 
@@ -52,7 +55,7 @@ def test_the_origin_of_a_value_is_a_line_that_says_so(experiment):
     for key, value in leaves(loaded.values):
         file, _, line = loaded.origins.of(key).rpartition(":")
         text = (CONF.parent / file).read_text().splitlines()[int(line) - 1]
-        [(name, written)] = yaml.safe_load(text.strip()).items()
+        [(name, written)] = yaml.safe_load(text.strip().removeprefix("- ")).items()
         assert name == key.rpartition(".")[2]
         if not str(written).startswith("${"):
             assert written == value

@@ -66,32 +66,30 @@ JUDGE = [
 SPLIT = ["+experiment=qwen3_grpo", "placement=split_8gpu"]
 
 
+EXTERNAL = [
+    "+experiment=qwen3_grpo",
+    "placement=train_8gpu",
+    "placement.mode=disaggregated",
+    "weight_sync.transport=distributed",
+    "placement.rollout.external=[{url: 'http://node7:30000'}]",
+]
+TWO_NODES = [
+    *SPLIT,
+    "placement.num_nodes=3",
+    "placement.trainer.gpus=8",
+    "placement.rollout.gpus=16",
+    "placement.rollout.gpus_per_engine=16",
+]
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         ("mode-not-runnable", ["+experiment=qwen3_grpo", "placement=train_8gpu"]),
         ("server-groups-not-runnable", ["+experiment=qwen3_pd"]),
         ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
-        (
-            "external-engines-not-runnable",
-            [
-                "+experiment=qwen3_grpo",
-                "placement=train_8gpu",
-                "placement.mode=disaggregated",
-                "weight_sync.transport=distributed",
-                "placement.rollout.external=[{url: 'http://node7:30000'}]",
-            ],
-        ),
-        (
-            "engine-nodes-not-runnable",
-            [
-                *SPLIT,
-                "placement.num_nodes=3",
-                "placement.trainer.gpus=8",
-                "placement.rollout.gpus=16",
-                "placement.rollout.gpus_per_engine=16",
-            ],
-        ),
+        ("external-engines-not-runnable", EXTERNAL),
+        ("engine-nodes-not-runnable", TWO_NODES),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.pp=2"]),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.dp_attention=2"]),
     ],

@@ -38,6 +38,11 @@ def server_command(
         "log-level-http": "warning",  # else one line a request
     }
     flags = ["skip-server-warmup"]
+    for name, size in (("pp-size", engine.pp), ("ep-size", engine.ep), ("dp-size", engine.dp_attention)):
+        if size > 1:
+            options[name] = size
+    if engine.dp_attention > 1:
+        flags.append("enable-dp-attention")
     if engine.max_total_tokens is not None:
         options["max-total-tokens"] = engine.max_total_tokens
     if engine.mem_fraction_static is not None:

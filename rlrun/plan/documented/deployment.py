@@ -23,6 +23,14 @@ CODES: dict[str, str] = {
         "An encoder turns images into what the language model reads, and serves the regular or prefill engines of its"
         " model; without those it has nobody to encode for."
     ),
+    "group-type-needs-gpu": (
+        "Prefill engines hand their cache to decode engines, and encoders their images, from GPU memory to GPU memory. "
+        "On a CPU every engine is a regular one."
+    ),
+    "encoder-without-images": (
+        "An encoder group serves the vision part of a model. The policy's family has none, so SGLang would not start "
+        "it."
+    ),
     "policy-without-engines": (
         "The model that is trained is called policy, and rollouts come from its engines: at least one server group "
         "other than a placeholder, or an external server, has to have it."

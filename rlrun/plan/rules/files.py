@@ -109,7 +109,10 @@ def output_dir(c: Context) -> Iterator[Problem]:
 
 def unexpanded(c: Context) -> Iterator[Problem]:
     """$NAME that the shell was meant to replace."""
-    for key in ("output_dir", "model.path", "data.train.path", "data.eval.path", "tracking.uri"):
+    keys = ["output_dir", "model.path", "data.train.path", "data.eval.path", "tracking.uri"]
+    with contextlib.suppress(Unreadable):
+        keys += [f"rollout.models.{name}.path" for name in c.config.rollout.models]
+    for key in keys:
         try:
             value = c.value(key)
         except Unreadable:

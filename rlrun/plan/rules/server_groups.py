@@ -22,6 +22,9 @@ EXTERNAL = f"{ROLLOUT}.external"
 MODELS = "rollout.models"
 SGLANG = "rollout.sglang"
 
+WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
+"""Families whose checkpoints have a vision encoder that SGLang can serve apart."""
+
 OWNED = {
     "tp": "gpus_per_engine of the group",
     "tp_size": "gpus_per_engine of the group",
@@ -198,6 +201,29 @@ def disaggregated_sides(c: Context) -> Iterator[Problem]:
             yield c.problem("encoder-alone", summary, key, hint=hint)
 
 
+def need_gpus(c: Context) -> Iterator[Problem]:
+    """What only a GPU can: handing a KV cache from engine to engine, and encoding images."""
+    if c.config.placement.device != "cpu":
+        return
+    for group in c.groups:
+        if group.type in ("prefill", "decode", "encoder"):
+            key = f"{group.key}.type"
+            summary = f"{group.type} engines hand over GPU memory, and this placement has none"
+            hint = f"set {key} to regular"
+            yield c.problem("group-type-needs-gpu", summary, key, "placement.device", hint=hint)
+
+
+def encoder_has_images(c: Context) -> Iterator[Problem]:
+    for group in c.groups:
+        if group.type == "encoder" and group.model == POLICY and c.config.model.family not in WITH_IMAGES:
+            key = f"{group.key}.type"
+            summary = (
+                f"the policy is of family {c.config.model.family}, which reads text only: there is nothing to encode"
+            )
+            hint = f"set {key} to regular"
+            yield c.problem("encoder-without-images", summary, key, "model.family", hint=hint)
+
+
 def policy_is_served(c: Context) -> Iterator[Problem]:
     p = c.config.placement
     if not has_engines(p) or external_policy(p) or any(g.model == POLICY and g.has_engines for g in c.groups):
@@ -324,6 +350,8 @@ RULES = (
     group_names,
     group_total,
     disaggregated_sides,
+    need_gpus,
+    encoder_has_images,
     policy_is_served,
     model_names,
     model_paths,

@@ -28,6 +28,21 @@ CASES = [
         [PD, JUDGE, f"{GROUPS}=[{{type: regular, gpus: 2}}, {{type: encoder, gpus: 2, model: judge}}]"],
         [f"{GROUPS}.1.type=regular"],
     ),
+    Case(
+        "group-type-needs-gpu",
+        [
+            QUICK,
+            "placement.gpus_per_node=2",
+            "placement.rollout.gpus=2",
+            f"{GROUPS}=[{{type: prefill, gpus: 1}}, {{type: decode, gpus: 1}}]",
+        ],
+        [f"{GROUPS}.0.type=regular", f"{GROUPS}.1.type=regular"],
+    ),
+    Case(
+        "encoder-without-images",
+        [PD, f"{GROUPS}=[{{type: regular, gpus: 2}}, {{type: encoder, gpus: 2}}]"],
+        [f"{GROUPS}.1.type=regular"],
+    ),
     Case("policy-without-engines", [PD, f"{GROUPS}=[{{type: placeholder, gpus: 4}}]"], [f"{GROUPS}.0.type=regular"]),
     Case(
         "policy-without-engines",
