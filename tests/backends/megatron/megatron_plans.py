@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlrun.algos.options import LossOptions
 from rlrun.plan import types as t
 
 SPEC = t.ModelSpec(
@@ -21,6 +22,18 @@ SPEC = t.ModelSpec(
     max_position_embeddings=256,
     tied_embeddings=True,
     num_parameters=0,
+)
+LOSS = LossOptions(
+    kind="ppo_clip",
+    clip_low=0.2,
+    clip_high=0.28,
+    dual_clip=None,
+    entropy_coef=0.0,
+    kl_coef=0.1,
+    kl_estimator="k3",
+    kl_unbiased=False,
+    importance=None,
+    opsm_delta=None,
 )
 OPTIMIZER = t.OptimizerPlan(
     lr=1e-2,
@@ -54,6 +67,9 @@ def make_plan(
     num_layers: int = SPEC.num_layers,
     stage_layers: tuple[int, ...] = (),
     sync: t.SyncPlan | None = None,
+    critic: bool = False,
+    critic_path: str | None = None,
+    value_clip: float | None = 0.2,
     **optimizer: Any,
 ) -> t.RunPlan:
     world = tp * pp * dp
@@ -94,11 +110,8 @@ def make_plan(
             name="grpo",
             advantage="grpo",
             normalize_by_std=True,
-            clip_low=0.2,
-            clip_high=0.28,
             loss_aggregation="token_mean",
-            kl_coef=0.1 if uses_reference else 0.0,
-            kl_estimator="k3",
+            loss=replace(LOSS, kl_coef=0.1 if uses_reference else 0.0),
             uses_reference=uses_reference,
             optimizer=replace(OPTIMIZER, **optimizer),
         ),
@@ -114,5 +127,6 @@ def make_plan(
         tracking=None,
         timeouts=t.TimeoutsPlan(60.0, 60.0, 60.0, 60.0, 60.0),
         changed=(),
+        critic=t.CriticPlan(critic_path, value_clip, 0, replace(OPTIMIZER, lr=2e-2, clip_grad=1.5)) if critic else None,
         resolved_config={},
     )
