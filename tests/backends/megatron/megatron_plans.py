@@ -63,6 +63,9 @@ def make_plan(
     dtype: str = "float32",
     device: str = "cpu",
     seed: int = 1234,
+    gather: str = "gpu",
+    num_layers: int = SPEC.num_layers,
+    stage_layers: tuple[int, ...] = (),
     sync: t.SyncPlan | None = None,
     critic: bool = False,
     critic_path: str | None = None,
@@ -84,7 +87,9 @@ def make_plan(
         placement_mode="colocated",
         slots=tuple(t.Slot(i, 0, i) for i in range(world)),
         max_staleness=0,
-        model=t.ModelPlan("tiny", replace(SPEC, tied_embeddings=tied), "pretrained", None, None, dtype),
+        model=t.ModelPlan(
+            "tiny", replace(SPEC, tied_embeddings=tied, num_layers=num_layers), "pretrained", None, None, dtype
+        ),
         train=t.TrainPlan(
             slots=tuple(range(world)),
             tp=tp,
@@ -99,6 +104,7 @@ def make_plan(
             recompute=recompute,
             sequence_parallel=sequence_parallel,
             distributed_optimizer=distributed_optimizer,
+            stage_layers=stage_layers,
         ),
         algo=t.AlgoPlan(
             name="grpo",
@@ -117,7 +123,7 @@ def make_plan(
         reward=t.RewardPlan("a:b", {}, 1.0),
         sync=sync or t.SyncPlan("tensor", "value", 1 << 20, "version", 0),
         eval=None,
-        checkpoint=t.CheckpointPlan(interval=None, keep=1, hf_at_end=False, digest=False),
+        checkpoint=t.CheckpointPlan(interval=None, keep=1, hf_at_end=False, digest=False, gather=gather),
         tracking=None,
         timeouts=t.TimeoutsPlan(60.0, 60.0, 60.0, 60.0, 60.0),
         changed=(),
