@@ -26,4 +26,7 @@ def limits(plan: RunPlan) -> list[Limit]:
         what = f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}"
         hint = "use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b"
         found.append(Limit("family-not-runnable", what, hint))
+    if plan.max_staleness > 0:
+        what = f"async_mode {plan.async_mode.name} can be planned, and this version's loop runs synchronously"
+        found.append(Limit("async-not-runnable", what, "choose async_mode=sync"))
     return found

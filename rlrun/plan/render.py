@@ -177,8 +177,13 @@ def _batch(plan: RunPlan) -> str:
 
 
 def _mode(plan: RunPlan) -> str:
-    word = "synchronous" if plan.max_staleness == 0 else "asynchronous"
-    return f"{word} (max_staleness {plan.max_staleness})"
+    a = plan.async_mode
+    if a.name != "fully_async":
+        return f"{'synchronous' if a.name == 'sync' else 'one step ahead'} (max_staleness {plan.max_staleness})"
+    every = f", weights every {_n(a.weight_sync_interval, 'step')}" if a.weight_sync_interval > 1 else ""
+    partial = " and continue" if a.partial_rollout else ""
+    flight = f"{_n(plan.rollout.max_concurrent_groups, 'group')} in flight"
+    return f"fully async (max_staleness {plan.max_staleness}), {flight}, pause {a.pause_mode}{partial}{every}"
 
 
 def _length(plan: RunPlan) -> str:

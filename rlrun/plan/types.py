@@ -32,6 +32,7 @@ from rlrun.plan.parts.operations import (
     TrackingPlan,
 )
 from rlrun.plan.parts.rollout import (
+    AsyncPlan,
     EnginePlan,
     RolloutPlan,
     RouterPlan,
@@ -88,10 +89,12 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
+    async_mode: AsyncPlan = AsyncPlan()
 
 
 __all__ = [
     "AlgoPlan",
+    "AsyncPlan",
     "BatchPlan",
     "ChangedValue",
     "CheckpointPlan",

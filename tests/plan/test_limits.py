@@ -36,3 +36,12 @@ def test_a_family_that_cannot_run_yet_says_so_before_anything_starts(family):
 def test_a_family_that_runs_is_not_refused(monkeypatch):
     monkeypatch.setattr("rlrun.runtime.preflight._installed", lambda package: True)
     check_machine(load_plan(["+experiment=quickstart"]))
+
+
+@pytest.mark.parametrize("mode", ["one_step", "fully_async"])
+def test_an_asynchronous_run_is_planned_and_refused_before_anything_starts(mode):
+    plan = load_plan(["+experiment=qwen3_grpo", "placement=split_8gpu", f"async_mode={mode}"])
+    assert f"run       not yet: async_mode {mode} " in render_plan(plan)
+    with pytest.raises(RlrunError) as e:
+        check_machine(plan)
+    assert "async-not-runnable" in [p.code for p in e.value.problems]

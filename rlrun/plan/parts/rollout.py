@@ -44,6 +44,17 @@ class RolloutPlan:
 
 
 @dataclass(frozen=True)
+class AsyncPlan:
+    """How generation runs ahead; by how much is RunPlan.max_staleness. The bound on groups in flight is
+    RolloutPlan.max_concurrent_groups in every mode."""
+
+    name: str = "sync"  # sync | one_step | fully_async
+    pause_mode: str | None = None  # abort | retract | in_place; None where nothing runs while weights arrive
+    partial_rollout: bool = False
+    weight_sync_interval: int = 1  # steps
+
+
+@dataclass(frozen=True)
 class SyncPlan:
     transport: str  # tensor | distributed
     backend: str  # value | cuda_ipc | gloo | nccl
