@@ -17,6 +17,7 @@ from rlrun.plan.context import Context, absolute
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
 from rlrun.plan.decide.rollout import async_plan, engines_plan, rollout_plan, sync_plan
+from rlrun.plan.decide.time import time_plan
 from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
 from rlrun.plan.identity import config_hash, resolved
 from rlrun.plan.memory import estimate
@@ -89,6 +90,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         resolved_config=resolved(c),
         memory=_memory(c),
         async_mode=async_plan(config),
+        time=time_plan(c),
     )
 
 

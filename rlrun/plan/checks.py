@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, async_mode, files, memory, model, placement
+from rlrun.plan.rules import algo, async_mode, files, memory, model, placement, time
 
 Rule = Callable[[Context], Iterator[Problem]]
 
-RULES: tuple[Rule, ...] = (*algo.RULES, *placement.RULES, *async_mode.RULES, *model.RULES, *memory.RULES, *files.RULES)
+RULES: tuple[Rule, ...] = (
+    *algo.RULES,
+    *placement.RULES,
+    *async_mode.RULES,
+    *model.RULES,
+    *memory.RULES,
+    *time.RULES,
+    *files.RULES,
+)
 
 
 def run_checks(context: Context) -> list[Problem]:

@@ -3,9 +3,21 @@ The texts are in `rlrun.plan.documented`, by subject."""
 
 from __future__ import annotations
 
-from rlrun.plan.documented import algo, async_mode, command, files, machine, memory, model, placement, runs, weights
+from rlrun.plan.documented import (
+    algo,
+    async_mode,
+    command,
+    files,
+    machine,
+    memory,
+    model,
+    placement,
+    runs,
+    time,
+    weights,
+)
 
-SUBJECTS = (command, placement, memory, algo, async_mode, model, files, machine, weights, runs)
+SUBJECTS = (command, placement, memory, time, algo, async_mode, model, files, machine, weights, runs)
 
 CODES: dict[str, str] = {code: text for subject in SUBJECTS for code, text in subject.CODES.items()}
 

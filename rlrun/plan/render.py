@@ -12,6 +12,7 @@ from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.limits import limits
 from rlrun.plan.render_memory import memory_lines, memory_title
+from rlrun.plan.render_time import time_lines, time_title
 from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
 
 WIDTH = 100
@@ -86,6 +87,8 @@ def render_plan(plan: RunPlan, stream: TextIO | None = None) -> str:
     blocks = [style.bold(_title(plan)), _rows(_processes(plan), style), _rows(_facts(plan), style)]
     if plan.memory is not None:
         blocks.append(style.bold(memory_title(plan.memory)) + "\n" + "\n".join(memory_lines(plan.memory, WIDTH)))
+    if plan.time is not None:
+        blocks.append(style.bold(time_title(plan.time)) + "\n" + "\n".join(time_lines(plan, WIDTH)))
     if plan.changed:
         blocks.append(style.bold("Set away from the defaults") + "\n" + _changes(plan.changed, style))
     blocks.append(_counts(plan))

@@ -32,12 +32,14 @@ from rlrun.plan.parts.operations import (
     TrackingPlan,
 )
 from rlrun.plan.parts.rollout import (
+    SYNCHRONOUS,
     AsyncPlan,
     EnginePlan,
     RolloutPlan,
     RouterPlan,
     SyncPlan,
 )
+from rlrun.plan.parts.time import PhaseTime, TimePlan
 from rlrun.plan.parts.train import (
     AlgoPlan,
     BatchPlan,
@@ -89,7 +91,8 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
-    async_mode: AsyncPlan = AsyncPlan()
+    async_mode: AsyncPlan = SYNCHRONOUS
+    time: TimePlan | None = None  # on cuda
 
 
 __all__ = [
@@ -113,12 +116,14 @@ __all__ = [
     "MoeSpec",
     "OptimizerPlan",
     "PhaseMemory",
+    "PhaseTime",
     "RewardPlan",
     "RolloutPlan",
     "RouterPlan",
     "RunPlan",
     "Slot",
     "SyncPlan",
+    "TimePlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from rlrun.config.sections.base import NonNegative, Positive, Section
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlrun.config.partial import Partial
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
 from rlrun.plan.decide.model import BYTES
@@ -52,10 +53,11 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
         request_timeout_s=float(r.request_timeout_s),
         max_retries=r.max_retries,
         max_concurrent_groups=in_flight_groups(config),
+        expected_response_tokens=r.expected_response_tokens,
     )
 
 
-def in_flight_groups(config: RunConfig) -> int:
+def in_flight_groups(config: RunConfig | Partial) -> int:
     """Prompt groups generated at once: async_mode's bound when generation never ends, else the rollout's."""
     a = config.async_mode
     if a.name != "fully_async":

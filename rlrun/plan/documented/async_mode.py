@@ -12,9 +12,9 @@ CODES: dict[str, str] = {
         "same GPUs, so there is nothing to overlap: an asynchronous run needs a disaggregated placement."
     ),
     "async-optimizer-steps": (
-        "async_mode.max_staleness counts steps of the loop. With several optimizer steps in each of them the later ones "
-        "train on samples that are older still, and nothing would say so. In asynchronous modes a step of the loop is "
-        "one optimizer step: algo.groups_per_step equals algo.prompts_per_rollout."
+        "async_mode.max_staleness counts steps of the loop. With several optimizer steps in each of them the later "
+        "ones train on samples that are older still, and nothing would say so. In asynchronous modes a step of the "
+        "loop is one optimizer step: algo.groups_per_step equals algo.prompts_per_rollout."
     ),
     "sync-interval-too-long": (
         "Between two weight syncs the engines' weights age by a version each step. async_mode.weight_sync_interval may "

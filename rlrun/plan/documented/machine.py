@@ -12,8 +12,8 @@ CODES: dict[str, str] = {
         "the weight mapping of Qwen3 dense models alone."
     ),
     "async-not-runnable": (
-        "Asynchronous modes can be planned, with their times, bubbles and staleness. The loop of this version waits for "
-        "each weight sync before it generates: async_mode=sync runs."
+        "Asynchronous modes can be planned, with their times, bubbles and staleness. The loop of this version waits "
+        "for each weight sync before it generates: async_mode=sync runs."
     ),
     "too-few-gpus": (
         "The plan is consistent, and this machine (without RAY_ADDRESS naming a cluster) has fewer GPUs than it needs."

@@ -41,6 +41,7 @@ class RolloutPlan:
     request_timeout_s: float
     max_retries: int
     max_concurrent_groups: int
+    expected_response_tokens: int | None = None  # for estimates alone
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class AsyncPlan:
     pause_mode: str | None = None  # abort | retract | in_place; None where nothing runs while weights arrive
     partial_rollout: bool = False
     weight_sync_interval: int = 1  # steps
+
+
+SYNCHRONOUS = AsyncPlan()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ CASES = [
         ["async_mode.weight_sync_interval=2"],
     ),
     Case(
-        "sync-interval-too-long", [BIG, SPLIT, FULLY, "async_mode.weight_sync_interval=3"], ["async_mode.max_staleness=3"]
+        "sync-interval-too-long",
+        [BIG, SPLIT, FULLY, "async_mode.weight_sync_interval=3"],
+        ["async_mode.max_staleness=3"],
     ),
     Case(
         "in-flight-above-capacity",
@@ -29,8 +31,15 @@ CASES = [
     ),
     Case(
         "too-few-samples",
-        [BIG, SPLIT, FULLY, "async_mode.max_in_flight_groups=1", "algo.group_size=2",
-         "placement.trainer.gpus=4", "placement.rollout.gpus_per_engine=1"],
+        [
+            BIG,
+            SPLIT,
+            FULLY,
+            "async_mode.max_in_flight_groups=1",
+            "algo.group_size=2",
+            "placement.trainer.gpus=4",
+            "placement.rollout.gpus_per_engine=1",
+        ],
         ["async_mode.max_in_flight_groups=2"],
     ),
     Case("seeded-not-repeatable", [BIG, SPLIT, FULLY, "rollout.seeded=true"], ["rollout.seeded=false"]),
@@ -38,9 +47,11 @@ CASES = [
     Case("inactive-key", [BIG, SPLIT, FULLY, "async_mode.pause_mode=retract"], ["async_mode.partial_rollout=false"]),
     Case("inactive-key", [BIG, "async_mode.pause_mode=abort"], ["async_mode.pause_mode=null"]),
     Case("inactive-key", [BIG, "async_mode.partial_rollout=true"], ["async_mode.partial_rollout=false"]),
-    Case("inactive-key", [BIG, SPLIT, ONE, "async_mode.max_in_flight_groups=8"], ["async_mode.max_in_flight_groups=null"]),
-    Case("inactive-key", [BIG, SPLIT, ONE, "async_mode.weight_sync_interval=2"], ["async_mode.weight_sync_interval=1"]),
     Case(
-        "inactive-key", [BIG, SPLIT, FULLY, "rollout.max_concurrent_groups=8"], ["rollout.max_concurrent_groups=256"]
+        "inactive-key",
+        [BIG, SPLIT, ONE, "async_mode.max_in_flight_groups=8"],
+        ["async_mode.max_in_flight_groups=null"],
     ),
-]  # fmt: skip
+    Case("inactive-key", [BIG, SPLIT, ONE, "async_mode.weight_sync_interval=2"], ["async_mode.weight_sync_interval=1"]),
+    Case("inactive-key", [BIG, SPLIT, FULLY, "rollout.max_concurrent_groups=8"], ["rollout.max_concurrent_groups=256"]),
+]
