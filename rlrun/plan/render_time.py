@@ -40,6 +40,8 @@ def bar_of(part: float, whole: float) -> str:
 
 def seconds(value: float) -> str:
     """`0.03 s`, `4.2 s`, `180 s`: two digits at least, none that would pretend to be exact."""
+    if value < 0.005:
+        return "<0.01 s"
     return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s" if value < 9.95 else f"{value:,.0f} s"
 
 

@@ -113,6 +113,17 @@ def test_a_plan_fits_on_one_screen(demo):
           sync      [..........] 3.5 of 79.1 GiB  bucket 0.5, overhead 3.0
           kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once
 
+        Time of a step, estimated: 8.4 s
+          generate  [#########.] 8.3 s    64 samples an engine, 3 ms a token by kernel launches, tail 1.5 s
+          logprob   [..........] <0.01 s
+          train     [..........] <0.01 s
+          sync      [..........] 0.05 s
+          step      62,787 tokens/s, 59 % bubble, mean staleness 0; 200 steps 0.46 hours, 3.7 GPU-hours
+          assumed   prompts of 512 and responses of 512 tokens on average (half of the limits;
+                    rollout.expected_response_tokens), the longest response at 1,024; shares of the GPU's
+                    speed from rlrun/plan/estimate/efficiency.py. Within a factor of two; without rewards,
+                    evaluation and checkpoints
+
         Set away from the defaults
           num_steps                          100 -> 200                   command line
           model.init                         pretrained -> random         model/small.yaml:3
