@@ -68,8 +68,8 @@ def _overlapped(plan: RunPlan, phase: str) -> str:
 def _assumed(plan: RunPlan) -> str:
     time = plan.time
     assert time is not None
-    lengths = f"prompts of {time.prompt_tokens:,.0f} and responses of {time.response_tokens:,.0f} tokens on average"
-    known = "" if plan.rollout.expected_response_tokens else " (half of the limits; rollout.expected_response_tokens)"
-    longest = f"the longest response at {plan.rollout.max_response_tokens:,}"
-    shares = "shares of the GPU's speed from rlrun/plan/estimate/efficiency.py"
-    return f"{lengths}{known}, {longest}; {shares}. Within a factor of two; without rewards, evaluation and checkpoints"
+    known = "" if plan.rollout.expected_response_tokens else " (see rollout.expected_response_tokens)"
+    return (
+        f"mean prompt {time.prompt_tokens:,.0f} tokens, response {time.response_tokens:,.0f}{known}, longest "
+        f"{plan.rollout.max_response_tokens:,}; no rewards, evaluation, checkpoints; within a factor of two"
+    )

@@ -119,10 +119,8 @@ def test_a_plan_fits_on_one_screen(demo):
           train     [..........] <0.01 s
           sync      [..........] 0.05 s
           step      62,787 tokens/s, 59 % bubble, mean staleness 0; 200 steps 0.46 hours, 3.7 GPU-hours
-          assumed   prompts of 512 and responses of 512 tokens on average (half of the limits;
-                    rollout.expected_response_tokens), the longest response at 1,024; shares of the GPU's
-                    speed from rlrun/plan/estimate/efficiency.py. Within a factor of two; without rewards,
-                    evaluation and checkpoints
+          assumed   mean prompt 512 tokens, response 512 (see rollout.expected_response_tokens), longest
+                    1,024; no rewards, evaluation, checkpoints; within a factor of two
 
         Set away from the defaults
           num_steps                          100 -> 200                   command line

@@ -9,9 +9,9 @@ from __future__ import annotations
 TRAIN_DENSE = 0.35
 """Model FLOPs utilisation of packed, dense training in bfloat16. Published figures lie between 0.3 and 0.45."""
 
-TRAIN_SPARSE = 0.15
-"""The same with experts, whose small matrices and uneven loads cost half or more: 0.15 to 0.2 are published for
-reinforcement learning of mixtures of experts."""
+TRAIN_SPARSE = 0.12
+"""The same with experts, whose small matrices and uneven loads cost more than half: 0.15 to 0.2 are published for
+whole steps of well-tuned mixtures of experts, less for others."""
 
 PREFILL = 0.45
 """Share of peak in prefill: a forward pass over whole prompts, without gradients."""
@@ -19,15 +19,15 @@ PREFILL = 0.45
 DECODE_COMPUTE = 0.3
 """Share of peak when so many samples are decoded together that a decode step is bound by arithmetic."""
 
-HBM = 0.6
+HBM = 0.5
 """Share of the memory's bandwidth in decoding: weights stream well, caches in pages less so."""
 
 COLLECTIVE = 0.6
 """Share of a link's bandwidth in all-reduce, all-to-all and reduce-scatter of megabytes."""
 
-WEIGHT_SYNC = 0.25
-"""Share of a link's bandwidth while weights are gathered, sent and loaded tensor by tensor. Published syncs without
-special transports reach 0.15 to 0.45 of a 400 Gb/s adapter."""
+WEIGHT_SYNC = 0.4
+"""Share of a link's bandwidth while weights are gathered, sent and loaded tensor by tensor. Published syncs by plain
+NCCL reach 0.1 to 0.85 of one 400 Gb/s adapter; here a single rank sends."""
 
 BUCKET_S = 0.05
 """Seconds for each bucket of a weight sync beside its bytes: a request to every engine and their barrier."""
