@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.load import load
+from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.plan.context import Context
 from rlrun.plan.decide.time import work_of
@@ -141,6 +142,14 @@ def test_weights_are_gathered_sent_and_loaded():
     assert weight_sync_s(apart) - weight_sync_s(DENSE) == pytest.approx(2 * size * (1 / 20e9 - 1 / 180e9))
 
 
+def test_a_slower_network_is_used_where_it_is_written():
+    slow = work("+experiment=qwen3_5_35b_a3b_grpo_async", "async_mode=sync", "placement.network_gb_per_s=12.5")
+    assert slow == replace(SPARSE, network_gb_per_s=12.5)
+    size = 2 * SPARSE.layout.spec.num_parameters
+    assert weight_sync_s(slow) - weight_sync_s(SPARSE) == pytest.approx(2 * size / 0.4 * (1 / 12.5e9 - 1 / 50e9))
+    assert exchange_s(slow, 1) > exchange_s(SPARSE, 1)
+
+
 def test_modes_overlap_what_they_say():
     one, sync = estimate_time(ahead(DENSE, "one_step")), estimate_time(DENSE)
     generation, logprobs, optimize, publish = (phase.seconds for phase in sync.phases)
@@ -248,3 +257,14 @@ def test_groups_in_flight_have_one_bound_in_the_plan():
     assert load_plan(SPLIT).rollout.max_concurrent_groups == 256
     assert load_plan(fully).rollout.max_concurrent_groups == 64, "a rollout's prompts when nothing is said"
     assert load_plan([*fully, "async_mode.max_in_flight_groups=24"]).rollout.max_concurrent_groups == 24
+
+
+def test_every_optimizer_step_has_its_deadline_for_itself():
+    """A third of the training's time is too short for it as one optimizer step, and enough for each of four."""
+    optimize = next(phase.seconds for phase in load_plan(SPLIT).time.phases if phase.phase == "train")
+    words = [*SPLIT, f"timeouts.train_s={optimize / 3:.2f}"]
+    with pytest.raises(RlrunError) as e:
+        load_plan(words)
+    assert [p.code for p in e.value.problems] == ["timeout-too-short"]
+    assert "an optimizer step takes about" in e.value.problems[0].summary
+    load_plan([*words, "algo.groups_per_step=16"])

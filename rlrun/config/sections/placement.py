@@ -42,6 +42,9 @@ class PlacementConfig(Section):
         "h100_80gb"
     )
     """Kind of GPU, for its memory and speed; cuda only. The figures are in rlrun/plan/hardware."""
+    network_gb_per_s: Annotated[float, Field(gt=0)] | None = None
+    """What the network between nodes gives one GPU, in GB/s one way, for estimates of time; null takes that of
+    rlrun/plan/hardware. cuda with several nodes only."""
     host_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Host memory of a node in GiB, to check that saving a checkpoint fits; null checks nothing. cuda only."""
     mode: Literal["colocated", "disaggregated"] = "colocated"

@@ -42,6 +42,7 @@ def work_of(c: Context) -> Work | None:
         partial_rollout=mode.partial_rollout,
         weight_sync_interval=mode.weight_sync_interval,
         num_steps=c.config.num_steps,
+        network_gb_per_s=p.network_gb_per_s,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlrun.plan.gpus import Gpu, profiles
 from rlrun.plan.memory import KvPlan, Layout, kv_cache
@@ -33,10 +33,12 @@ class Work:
     partial_rollout: bool = False
     weight_sync_interval: int = 1
     num_steps: int = 1
+    network_gb_per_s: float | None = None  # where it differs from the GPU's profile
 
     @property
     def gpu(self) -> Gpu:
-        return profiles()[self.layout.gpu]
+        found = profiles()[self.layout.gpu]
+        return found if self.network_gb_per_s is None else replace(found, network_gb_per_s=self.network_gb_per_s)
 
     @functools.cached_property
     def kv(self) -> KvPlan:

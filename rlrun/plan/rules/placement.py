@@ -212,6 +212,7 @@ def device_keys(c: Context) -> Iterator[Problem]:
         "rollout.sglang.cuda_graph",
         "placement.gpu",
         "placement.host_memory_gib",
+        "placement.network_gb_per_s",
         "rollout.expected_response_tokens",
     )
     cpu_only = ("placement.trainer_threads", "placement.engine_threads")

@@ -22,6 +22,13 @@ def expected_length(c: Context) -> Iterator[Problem]:
         yield c.problem("expected-length-above-limit", summary, EXPECTED, "rollout.max_response_tokens", hint=hint)
 
 
+def network(c: Context) -> Iterator[Problem]:
+    p, key = c.config.placement, "placement.network_gb_per_s"
+    if p.device == "cuda" and p.num_nodes == 1 and p.network_gb_per_s is not None:
+        summary = f"{key} is the speed between nodes, and there is one"
+        yield c.problem("inactive-key", summary, key, "placement.num_nodes", hint=f"set {key} to null")
+
+
 def deadlines(c: Context) -> Iterator[Problem]:
     """A phase that takes longer than its deadline would end the run, after the GPUs were held for it."""
     r = c.config.rollout
@@ -31,9 +38,16 @@ def deadlines(c: Context) -> Iterator[Problem]:
     if time is None:
         return
     seconds = {phase.phase: phase.seconds for phase in time.phases}
+    algo = c.config.algo
+    passes = 2 if algo.kl_coef > 0 else 1  # of the policy and of its reference; each has the deadline for itself
+    training = max(
+        ("a pass of log-probs", seconds["logprob"] / passes),
+        ("an optimizer step", seconds["train"] * algo.groups_per_step / algo.prompts_per_rollout),
+        key=lambda operation: operation[1],
+    )
     phases = (
         ("timeouts.generate_s", "a rollout", seconds["generate"]),
-        ("timeouts.train_s", "a step's log-probs and optimizer steps", seconds["logprob"] + seconds["train"]),
+        ("timeouts.train_s", *training),
         ("timeouts.sync_s", "a weight sync", seconds["sync"]),
         ("rollout.request_timeout_s", "the longest sample", time.longest_request_s),
     )
@@ -52,4 +66,4 @@ def _generous(seconds: float) -> int:
     return math.ceil(3 * seconds / digits) * digits
 
 
-RULES = (expected_length, deadlines)
+RULES = (expected_length, network, deadlines)
