@@ -173,9 +173,9 @@ def test_interrupted_samples_cost_what_their_pause_mode_says():
 
 
 def test_staleness_follows_littles_law_up_to_its_bound():
-    """Engines that are the slower side: as many batches as are in flight, and half a batch that waits to be whole."""
+    """Engines that are by far the slower side: as many steps end as batches are in flight."""
     slow = ahead(DENSE, "fully_async", in_flight_samples=DENSE.num_samples // 2, max_running_requests=1)
-    assert estimate_time(replace(slow, max_staleness=8)).staleness == pytest.approx(0.5 + 0.5)
+    assert estimate_time(replace(slow, max_staleness=8)).staleness == pytest.approx(0.5, abs=0.02)
     deep = replace(slow, in_flight_samples=3 * DENSE.num_samples, max_staleness=2)
     assert estimate_time(deep).staleness == 2
     assert estimate_time(DENSE).staleness == 0

@@ -7,10 +7,11 @@
 Bubble: the share of all GPU-seconds of a step in which a GPU waits, for the other side, for the longest sample of a
 rollout or for another pipeline stage.
 
-Staleness by Little's law: with N groups in flight or queued and b groups trained on a step, a sample waits N / b steps,
-and its weights were (interval - 1) / 2 steps old when it was drawn. A trainer that is slower than the engines lets the
-queue fill up to what max_staleness admits; otherwise half a batch waits on average. Never above max_staleness, which is
-enforced by not admitting groups.
+Staleness by Little's law: with b groups a step, N of them in flight and half a batch waiting until it is whole,
+training on a group begins N / b + 1/2 steps after its generation. Between these two moments the trainer ends N / b
++ T steps, when it is busy for a share T of each, and the engines' weights were (interval - 1) / 2 steps old at
+first. A trainer that is slower than the engines lets the queue fill up to what max_staleness admits. Never above
+max_staleness, which is enforced by not admitting groups.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def estimate_time(w: Work) -> TimePlan:
         step_s=step,
         tokens_per_s=w.tokens / step,
         bubble=bubble(w, g, t, sync, step),
-        staleness=expected_staleness(w, trainer_bound=trainer > g.seconds),
+        staleness=expected_staleness(w, trainer / step, trainer_bound=trainer > g.seconds),
         run_hours=hours,
         gpu_hours=hours * w.gpus,
         prompt_tokens=w.prompt_tokens,
@@ -79,12 +80,11 @@ def bubble(w: Work, g: Generate, t: Train, sync: float, step: float) -> float:
     return max(0.0, 1 - busy / (w.gpus * step))
 
 
-def expected_staleness(w: Work, trainer_bound: bool) -> float:
-    """Mean of trainer version minus sample version."""
+def expected_staleness(w: Work, trainer_share: float, trainer_bound: bool) -> float:
+    """Mean of trainer version minus sample version; `trainer_share` of a step the trainer is busy."""
     if w.mode != "fully_async":
         return float(w.max_staleness)
-    age = (w.weight_sync_interval - 1) / 2
     if trainer_bound:
         return float(w.max_staleness)
-    waiting = w.in_flight_samples / w.num_samples + 0.5
-    return min(float(w.max_staleness), waiting + age)
+    ended = w.in_flight_samples / w.num_samples + trainer_share
+    return min(float(w.max_staleness), ended + (w.weight_sync_interval - 1) / 2)
