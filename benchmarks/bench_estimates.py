@@ -79,7 +79,6 @@ def work(
         gpus_per_node=8,
         rollout_gpus=rollout_gpus,
         num_samples=samples,
-        num_groups=samples,
         optimizer_steps=optimizer_steps,
         in_flight_samples=samples,
         max_running_requests=1024,

@@ -27,7 +27,6 @@ def work_of(c: Context) -> Work | None:
         gpus_per_node=p.gpus_per_node,
         rollout_gpus=p.rollout.gpus,
         num_samples=algo.prompts_per_rollout * algo.group_size,
-        num_groups=algo.prompts_per_rollout,
         optimizer_steps=algo.prompts_per_rollout // algo.groups_per_step,
         in_flight_samples=in_flight_groups(c.config) * algo.group_size,
         max_running_requests=r.sglang.max_running_requests,

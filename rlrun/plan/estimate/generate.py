@@ -8,8 +8,9 @@ all-reduces a layer when tensor-parallel; but never less than the CPU takes to l
                       in flight)
     decode steps      samples x mean / C + (longest - mean)
 
-The second term is the long tail: when nothing waits any more, the longest sample goes on while others have ended. It is
-the form of list scheduling's bound, and comes to 0.9 to 1.2 times the steps of simulated schedules. fully_async has none: a sample that ends is followed by the next one.
+The second term is the long tail: when nothing waits any more, the longest sample goes on while others have ended.
+It is the form of list scheduling's bound, and comes to 0.9 to 1.2 times the steps of simulated schedules.
+fully_async has none: a sample that ends is followed by the next one.
 """
 
 from __future__ import annotations

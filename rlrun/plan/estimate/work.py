@@ -18,7 +18,6 @@ class Work:
     gpus_per_node: int
     rollout_gpus: int
     num_samples: int  # of a step
-    num_groups: int
     optimizer_steps: int
     in_flight_samples: int  # over all engines
     max_running_requests: int
