@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlrun.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError, RunFailed, Where
 
@@ -35,6 +35,7 @@ Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
   --config-dir DIR   also look for groups and experiments in DIR, which has the shape of conf/
   --json             plan, diff: print the result, or the problems, as JSON
   --suggest          plan: print the changes that make a run fit into its GPUs' memory
+  --compare GROUP    plan: every option of a group side by side, e.g. async_mode or placement, by estimated time
   -h, --help         show this text
   --version          show the version
 
@@ -54,6 +55,8 @@ class Command:
     as_json: bool = False
     suggest: bool = False
     config_dir: str | None = None
+    compare: str | None = None
+    """The group whose options are to be compared."""
     show: str | None = None
     """help or version, when that is all that was asked for."""
 
@@ -85,7 +88,7 @@ def parse(arguments: Sequence[str]) -> Command:
     """Sorts the words. Raises RlrunError (bad-usage) for a verb or flag that there is not."""
     words: list[str] = []
     flags: dict[str, bool] = {}
-    config_dir = None
+    config_dir = compare = None
     rest = iter(arguments)
     for word in rest:
         name, has_value, value = word.partition("=")
@@ -95,6 +98,10 @@ def parse(arguments: Sequence[str]) -> Command:
             config_dir = value if has_value else next(rest, None)
             if not config_dir:
                 raise _usage("--config-dir needs a folder", word, "write --config-dir DIR")
+        elif name == "--compare":
+            compare = value if has_value else next(rest, None)
+            if not compare or not compare.isidentifier():
+                raise _usage("--compare needs a group", word, "write --compare async_mode, or another folder of conf/")
         elif word.startswith("-"):
             raise _usage(f"there is no flag {word}", word, "see rlrun --help")
         else:
@@ -107,6 +114,7 @@ def parse(arguments: Sequence[str]) -> Command:
         hint = f"did you mean `rlrun {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}; see rlrun --help"
         raise _usage(f"there is no verb `{words[0]}`", words[0], hint)
     command = Command(verb, tuple(words), "--multirun" in flags, "--json" in flags, "--suggest" in flags, config_dir)
+    command = replace(command, compare=compare)
     _refuse_idle_flags(command)
     return command
 
@@ -117,6 +125,10 @@ def _refuse_idle_flags(command: Command) -> None:
         raise _usage(f"--json belongs to plan and diff, not to {command.verb}", "--json", "leave it out")
     if command.suggest and (command.verb != "plan" or command.multirun or command.as_json):
         raise _usage("--suggest belongs to plan, without -m and --json", "--suggest", "write rlrun plan --suggest ...")
+    if command.compare and (command.verb != "plan" or command.multirun or command.suggest):
+        raise _usage(
+            "--compare belongs to plan, without -m and --suggest", "--compare", "write rlrun plan --compare GROUP ..."
+        )
     if command.multirun and command.verb not in ("run", "plan"):
         raise _usage(f"-m belongs to run and plan, not to {command.verb}", "-m", "leave it out")
     if command.verb in ("resume", "schema") and command.config_dir is not None:
@@ -185,6 +197,13 @@ def _plan(command: Command) -> None:
         from rlrun.plan.suggest import suggest_text
 
         print(suggest_text(list(command.words), command.config_dir))
+        return
+    if command.compare:
+        from rlrun.plan.compare import compare, comparison_document, render_comparison
+
+        comparison = compare(command.compare, list(command.words), command.config_dir)
+        text = comparison_document(comparison) if command.as_json else None
+        print(json.dumps(text, indent=1) if text is not None else render_comparison(comparison, sys.stdout))
         return
     if not command.multirun:
         plan = load_plan(list(command.words), command.config_dir)

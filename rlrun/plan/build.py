@@ -18,8 +18,16 @@ from rlrun.plan.context import Context, absolute
 from rlrun.plan.decide.critic import critic_plan
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, reward_plan, tracking_plan
-from rlrun.plan.decide.rollout import deployment_plan, engines_plan, rollout_plan, routers_plan, sync_plan
+from rlrun.plan.decide.rollout import (
+    async_plan,
+    deployment_plan,
+    engines_plan,
+    rollout_plan,
+    routers_plan,
+    sync_plan,
+)
 from rlrun.plan.decide.sampling import sampling_plan
+from rlrun.plan.decide.time import time_plan
 from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
 from rlrun.plan.groups import POLICY
 from rlrun.plan.identity import config_hash, resolved
@@ -95,6 +103,8 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         sampling=sampling_plan(config),
         critic=critic_plan(c),
         deployment=deployment_plan(c, engines, routers),
+        async_mode=async_plan(config),
+        time=time_plan(c),
     )
 
 

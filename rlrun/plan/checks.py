@@ -9,6 +9,7 @@ from rlrun.errors import Problem
 from rlrun.plan.context import Context
 from rlrun.plan.rules import (
     algo,
+    async_mode,
     critic,
     engines,
     files,
@@ -22,6 +23,7 @@ from rlrun.plan.rules import (
     policy,
     sampling,
     server_groups,
+    time,
 )
 
 Rule = Callable[[Context], Iterator[Problem]]
@@ -36,10 +38,12 @@ RULES: tuple[Rule, ...] = (
     *server_groups.RULES,
     *engines.RULES,
     *modes.RULES,
+    *async_mode.RULES,
     *model.RULES,
     *frozen.RULES,
     *offload.RULES,
     *memory.RULES,
+    *time.RULES,
     *files.RULES,
 )
 

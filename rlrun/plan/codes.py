@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from rlrun.plan.documented import (
     algo,
+    async_mode,
     command,
     deployment,
     files,
@@ -14,10 +15,25 @@ from rlrun.plan.documented import (
     placement,
     runs,
     sampling,
+    time,
     weights,
 )
 
-SUBJECTS = (command, placement, deployment, memory, algo, sampling, model, files, machine, weights, runs)
+SUBJECTS = (
+    command,
+    placement,
+    deployment,
+    memory,
+    time,
+    algo,
+    async_mode,
+    sampling,
+    model,
+    files,
+    machine,
+    weights,
+    runs,
+)
 
 CODES: dict[str, str] = {code: text for subject in SUBJECTS for code, text in subject.CODES.items()}
 

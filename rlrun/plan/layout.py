@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlrun.plan.gpus import profiles
 from rlrun.plan.parameters import share, stage_parameters, stage_sizes
 from rlrun.plan.types import ModelSpec
 
 GIB = 2**30
 
-GPUS = {"a100_40gb": 39.4, "a100_80gb": 79.1, "h100_80gb": 79.1, "h200_141gb": 140.4}
-"""GiB that the driver shows of each kind; an H200 shows 143771 MiB."""
+GPUS = {name: gpu.memory_gib for name, gpu in profiles().items()}
+"""GiB of each kind of GPU, as the driver shows it."""
 
 TRAINER_OVERHEAD = 3 * GIB
 """Allowance for CUDA context, NCCL buffers and kernels' workspace of a trainer process."""

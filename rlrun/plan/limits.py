@@ -133,7 +133,15 @@ def _offload(plan: RunPlan) -> list[Limit]:
     return found
 
 
+def _async(plan: RunPlan) -> list[Limit]:
+    if plan.max_staleness == 0:
+        return []
+    what = f"async_mode {plan.async_mode.name} can be planned, and this version's loop runs synchronously"
+    return [Limit("async-not-runnable", what, "choose async_mode=sync")]
+
+
 RULES = (
+    _async,
     _parallel,
     _offload,
     _mode,

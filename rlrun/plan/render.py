@@ -14,6 +14,7 @@ from rlrun.plan.limits import limits
 from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.render_placement import map_lines, map_rows
+from rlrun.plan.render_time import time_lines, time_title
 from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, GroupPlan, OptimizerPlan, RunPlan, SyncPlan
 
 WIDTH = 100
@@ -91,6 +92,8 @@ def render_plan(plan: RunPlan, stream: TextIO | None = None) -> str:
     blocks.append(_rows(_facts(plan), style))
     if plan.memory is not None:
         blocks.append(style.bold(memory_title(plan.memory)) + "\n" + "\n".join(memory_lines(plan.memory, WIDTH)))
+    if plan.time is not None:
+        blocks.append(style.bold(time_title(plan.time)) + "\n" + "\n".join(time_lines(plan, WIDTH)))
     if plan.changed:
         blocks.append(style.bold("Set away from the defaults") + "\n" + _changes(plan.changed, style))
     blocks.append(_counts(plan))
@@ -259,10 +262,19 @@ def _batch(plan: RunPlan) -> str:
 
 
 def _mode(plan: RunPlan) -> str:
-    word = "synchronous" if plan.max_staleness == 0 else "asynchronous"
     away = [name for name, on in (("engines", plan.rollout.offload), ("trainer", plan.train.offload)) if on]
     leaves = f", {' and '.join(away)} off the GPU while the other works" if away else ""
-    return f"{word} (max_staleness {plan.max_staleness}), {plan.placement_mode}{leaves}"
+    return f"{_pace(plan)}, {plan.placement_mode}{leaves}"
+
+
+def _pace(plan: RunPlan) -> str:
+    a = plan.async_mode
+    if a.name != "fully_async":
+        return f"{'synchronous' if a.name == 'sync' else 'one step ahead'} (max_staleness {plan.max_staleness})"
+    every = f", weights every {_n(a.weight_sync_interval, 'step')}" if a.weight_sync_interval > 1 else ""
+    partial = " and continue" if a.partial_rollout else ""
+    flight = f"{_n(plan.rollout.max_concurrent_groups, 'group')} in flight"
+    return f"fully async (max_staleness {plan.max_staleness}), {flight}, pause {a.pause_mode}{partial}{every}"
 
 
 def _length(plan: RunPlan) -> str:

@@ -34,6 +34,8 @@ from rlrun.plan.parts.operations import (
     TrackingPlan,
 )
 from rlrun.plan.parts.rollout import (
+    SYNCHRONOUS,
+    AsyncPlan,
     DeploymentPlan,
     EnginePlan,
     ExternalPlan,
@@ -45,6 +47,7 @@ from rlrun.plan.parts.rollout import (
     SyncPlan,
 )
 from rlrun.plan.parts.sampling import OverlongPlan, SamplingPlan
+from rlrun.plan.parts.time import PhaseTime, TimePlan
 from rlrun.plan.parts.train import (
     AlgoPlan,
     BatchPlan,
@@ -100,10 +103,13 @@ class RunPlan:
     sampling: SamplingPlan = field(default_factory=SamplingPlan)
     critic: CriticPlan | None = None  # with gae
     deployment: DeploymentPlan = field(default_factory=DeploymentPlan)
+    async_mode: AsyncPlan = SYNCHRONOUS
+    time: TimePlan | None = None  # on cuda
 
 
 __all__ = [
     "AlgoPlan",
+    "AsyncPlan",
     "BatchPlan",
     "ChangedValue",
     "CheckpointPlan",
@@ -128,6 +134,7 @@ __all__ = [
     "OptimizerPlan",
     "OverlongPlan",
     "PhaseMemory",
+    "PhaseTime",
     "ReservedPlan",
     "RewardPlan",
     "RolloutPlan",
@@ -138,6 +145,7 @@ __all__ = [
     "Slot",
     "SyncPlan",
     "TeacherPlan",
+    "TimePlan",
     "TimeoutsPlan",
     "TrackingPlan",
     "TrainPlan",

@@ -74,7 +74,7 @@ def test_help_lists_verbs_and_experiments(capsys):
         assert cli.main(arguments) == 0
         out = capsys.readouterr().out
         assert all(verb in out for verb in cli.VERBS)
-        assert "quickstart, qwen3_grpo" in out
+        assert "quickstart, qwen3_5_35b_a3b_grpo_async, qwen3_grpo" in out
 
 
 def test_version(capsys):
@@ -94,6 +94,11 @@ def test_version(capsys):
         (["schema", "algo", "model"], "schema takes one group"),
         (["schema", "--json"], "--json belongs to plan and diff"),
         (["schema", "--config-dir", "x"], "the schema is the same for every folder"),
+        (["plan", "--compare"], "--compare needs a group"),
+        (["plan", "--compare", QUICK], "--compare needs a group"),
+        (["--compare", "algo", QUICK], "--compare belongs to plan"),
+        (["plan", "-m", "--compare", "algo", QUICK], "--compare belongs to plan"),
+        (["plan", "--suggest", "--compare", "algo", QUICK], "--compare belongs to plan"),
         (["explain", "-m", "algo.lr"], "-m belongs to run and plan"),
         (["explain"], "explain needs KEY or CODE"),
         (["resume"], "resume needs RUN_DIR"),

@@ -105,3 +105,12 @@ def test_several_regular_groups_and_placeholders_run():
     plan = load_plan(["+experiment=qwen3_pd", f"placement.rollout.server_groups={groups}"])
     assert limits(plan) == []
     assert [(e.slots, e.tp) for e in plan.engines] == [((4, 5), 2), ((7,), 1)]
+
+
+@pytest.mark.parametrize("mode", ["one_step", "fully_async"])
+def test_an_asynchronous_run_is_planned_and_refused_before_anything_starts(mode):
+    plan = load_plan(["+experiment=qwen3_grpo", "placement=split_8gpu", f"async_mode={mode}"])
+    assert f"run       not yet: async_mode {mode} " in render_plan(plan)
+    with pytest.raises(RlrunError) as e:
+        check_machine(plan)
+    assert "async-not-runnable" in [p.code for p in e.value.problems]

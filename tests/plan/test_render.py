@@ -120,6 +120,15 @@ def test_a_plan_fits_on_one_screen(demo):
           sync      [..........] 3.5 of 79.1 GiB  bucket 0.5, overhead 3.0
           kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once
 
+        Time of a step, estimated: 8.4 s
+          generate  [#########.] 8.3 s    64 samples an engine, 3 ms a token by kernel launches, tail 1.5 s
+          logprob   [..........] <0.01 s
+          train     [..........] <0.01 s
+          sync      [..........] 0.05 s
+          step      62,787 tokens/s, 59 % bubble, mean staleness 0; 200 steps 0.46 hours, 3.7 GPU-hours
+          assumed   mean prompt 512 tokens, response 512 (see rollout.expected_response_tokens), longest
+                    1,024; no rewards, evaluation, checkpoints; within a factor of two
+
         Set away from the defaults
           num_steps                          100 -> 200                   command line
           model.init                         pretrained -> random         model/small.yaml:3

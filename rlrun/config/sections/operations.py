@@ -40,7 +40,7 @@ class TimeoutsConfig(Section):
     generate_s: Seconds = 3600.0
     """One step's rollout."""
     train_s: Seconds = 3600.0
-    """Log-probs and optimizer steps of one step."""
+    """One pass of log-probs over a rollout, or one optimizer step."""
     sync_s: Seconds = 600.0
     """One weight sync."""
     save_s: Seconds = 1800.0

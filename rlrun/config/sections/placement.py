@@ -101,8 +101,13 @@ class PlacementConfig(Section):
     """Machines."""
     gpus_per_node: Positive = 8
     """GPUs of one machine (slots on cpu)."""
-    gpu: Literal["a100_40gb", "a100_80gb", "h100_80gb", "h200_141gb"] = "h100_80gb"
-    """Kind of GPU, for its memory; cuda only."""
+    gpu: Literal["a100_40gb", "a100_80gb", "h20_96gb", "h800_80gb", "h100_80gb", "h200_141gb", "b200_180gb"] = (
+        "h100_80gb"
+    )
+    """Kind of GPU, for its memory and speed; cuda only. The figures are in rlrun/plan/hardware."""
+    network_gb_per_s: Annotated[float, Field(gt=0)] | None = None
+    """What the network between nodes gives one GPU, in GB/s one way, for estimates of time; null takes that of
+    rlrun/plan/hardware. cuda with several nodes only."""
     host_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Host memory of a node in GiB, to check that what is offloaded and a checkpoint fit; null checks nothing. cuda
     only."""

@@ -40,6 +40,9 @@ class RolloutConfig(Section):
     """Longest prompt after the chat template; longer ones are an error, named by row."""
     max_response_tokens: Positive = 1024
     """Most tokens generated for one sample."""
+    expected_response_tokens: Positive | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
+    """Mean tokens of a response, for the plan's estimate of time and its check of deadlines; null takes half of
+    max_response_tokens. cuda only."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by the same value."""
     overlong: Literal["none", "mask", "penalize", "drop"] = "none"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from rlrun.config.sections.base import NOT_SEMANTIC, Positive, Section
+from rlrun.config.sections.base import NonNegative, Positive, Section
 
 
 class WeightSyncConfig(Section):
@@ -20,7 +18,21 @@ class WeightSyncConfig(Section):
 
 
 class AsyncModeConfig(Section):
-    name: Literal["sync"] = Field(default="sync", json_schema_extra=NOT_SEMANTIC)
-    """Label used in reports."""
-    max_staleness: Annotated[int, Field(ge=0, le=0)] = 0
-    """Largest trainer version minus sample version that is trained on; 0 is synchronous."""
+    """A version of the policy is what one step of the loop makes; staleness counts the steps between the weights that
+    drew a sample and those that train on it."""
+
+    name: Literal["sync", "one_step", "fully_async"] = "sync"
+    """sync: generate, train, publish, in turns. one_step: the next rollout is drawn while this one trains.
+    fully_async: generation never waits for the trainer, within max_staleness."""
+    max_staleness: NonNegative = 0
+    """Largest trainer version minus sample version that is trained on: 0 for sync, 1 for one_step."""
+    max_in_flight_groups: Positive | None = None
+    """Prompt groups being generated at once, over all engines; null is algo.prompts_per_rollout. fully_async only,
+    where it takes the place of rollout.max_concurrent_groups."""
+    pause_mode: Literal["abort", "retract", "in_place"] | None = None
+    """What becomes of running requests while weights arrive. abort: they end where they are. retract: they keep their
+    tokens and lose their KV cache, which new weights compute again. in_place: they keep both. fully_async only."""
+    partial_rollout: bool = False
+    """Go on later from the tokens of an aborted sample instead of drawing it anew; with pause_mode abort."""
+    weight_sync_interval: Positive = 1
+    """Steps from one weight sync to the next; more than 1 in fully_async only, and at most max_staleness."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlrun.config.partial import Partial
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
 from rlrun.plan.context import Context, local_path
@@ -9,6 +10,7 @@ from rlrun.plan.decide.model import BYTES
 from rlrun.plan.groups import engine_blocks, has_engines, has_trainer
 from rlrun.plan.parts.model import ModelPlan
 from rlrun.plan.parts.rollout import (
+    AsyncPlan,
     DeploymentPlan,
     EnginePlan,
     ExternalPlan,
@@ -105,9 +107,23 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
         seeded=r.seeded,
         request_timeout_s=float(r.request_timeout_s),
         max_retries=r.max_retries,
-        max_concurrent_groups=r.max_concurrent_groups,
+        max_concurrent_groups=in_flight_groups(config),
+        expected_response_tokens=r.expected_response_tokens,
         offload=r.offload,
     )
+
+
+def in_flight_groups(config: RunConfig | Partial) -> int:
+    """Prompt groups generated at once: async_mode's bound when generation never ends, else the rollout's."""
+    a = config.async_mode
+    if a.name != "fully_async":
+        return config.rollout.max_concurrent_groups
+    return a.max_in_flight_groups or config.algo.prompts_per_rollout
+
+
+def async_plan(config: RunConfig) -> AsyncPlan:
+    a = config.async_mode
+    return AsyncPlan(a.name, a.pause_mode, a.partial_rollout, a.weight_sync_interval)
 
 
 def sync_plan(config: RunConfig, model: ModelPlan) -> SyncPlan | None:

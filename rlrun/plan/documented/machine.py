@@ -11,6 +11,10 @@ CODES: dict[str, str] = {
         "All families can be planned, with their exact parameter counts and memory; the trainer of this version has "
         "the weight mapping of Qwen3 dense models alone."
     ),
+    "async-not-runnable": (
+        "Asynchronous modes can be planned, with their times, bubbles and staleness. The loop of this version waits "
+        "for each weight sync before it generates: async_mode=sync runs."
+    ),
     "too-few-gpus": (
         "The plan is consistent, and this machine (without RAY_ADDRESS naming a cluster) has fewer GPUs than it needs."
     ),

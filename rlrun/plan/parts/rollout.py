@@ -98,6 +98,21 @@ class RolloutPlan:
     max_retries: int
     max_concurrent_groups: int
     offload: bool = False
+    expected_response_tokens: int | None = None  # for estimates alone
+
+
+@dataclass(frozen=True)
+class AsyncPlan:
+    """How generation runs ahead; by how much is RunPlan.max_staleness. The bound on groups in flight is
+    RolloutPlan.max_concurrent_groups in every mode."""
+
+    name: str = "sync"  # sync | one_step | fully_async
+    pause_mode: str | None = None  # abort | retract | in_place; None where nothing runs while weights arrive
+    partial_rollout: bool = False
+    weight_sync_interval: int = 1  # steps
+
+
+SYNCHRONOUS = AsyncPlan()
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,8 @@ def device_keys(c: Context) -> Iterator[Problem]:
         "rollout.offload",
         "placement.cpus_per_node",
         "placement.reserved",
+        "placement.network_gb_per_s",
+        "rollout.expected_response_tokens",
     )
     cpu_only = ("placement.trainer_threads", "placement.engine_threads")
     device = c.config.placement.device

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from megatron_plans import make_plan
+from megatron_plans import SPEC, make_plan
 
 pytestmark = pytest.mark.engines
 
