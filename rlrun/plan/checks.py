@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, files, memory, model, placement
+from rlrun.plan.rules import algo, arguments, files, memory, model, placement
 
 Rule = Callable[[Context], Iterator[Problem]]
 
-RULES: tuple[Rule, ...] = (*algo.RULES, *placement.RULES, *model.RULES, *memory.RULES, *files.RULES)
+RULES: tuple[Rule, ...] = (*algo.RULES, *placement.RULES, *model.RULES, *arguments.RULES, *memory.RULES, *files.RULES)
 
 
 def run_checks(context: Context) -> list[Problem]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.keys import all_keys
+from rlrun.config.keys import find_key, open_sections
 from rlrun.config.schema import RunConfig
 from rlrun.plan.context import Context, absolute
 
@@ -53,12 +53,16 @@ def config_hash(c: Context, dtype: str) -> str:
 def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        key = all_keys()[f"{prefix}{name}"]
-        if not key.semantic:
-            continue
+        key = find_key(f"{prefix}{name}")
+        assert key is not None, f"{prefix}{name}"
         if key.section is not None and value is not None:
             value = _semantic(value, f"{key.path}.")
-        elif isinstance(value, int) and not isinstance(value, bool) and key.expected.startswith("a number"):
+            if value or (key.semantic and key.path not in open_sections()):  # such as one semantic group in another
+                kept[name] = value
+            continue
+        if not key.semantic or (prefix.rstrip(".") in open_sections() and value == key.default):
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and key.expected.startswith("a number"):
             value = float(value)  # 1 and 1.0 are the same learning rate
         kept[name] = value
     return kept

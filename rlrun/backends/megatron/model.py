@@ -15,6 +15,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from rlrun.backends.megatron.arguments import passed_on
 from rlrun.backends.megatron.layers import decoder_spec
 from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
 
@@ -80,7 +81,6 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         sequence_parallel=train.sequence_parallel and train.tp > 1,
         # Micro-batches differ in length, so the stages tell each other the shape.
         variable_seq_lengths=train.pp > 1,
-        moe_token_dispatcher_type="alltoall",  # unused; its default is refused beside variable lengths
         recompute_granularity="full" if full else None,
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
@@ -88,15 +88,12 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         # the loss by the number of micro-batches and DDP from averaging over data-parallel ranks.
         calculate_per_token_loss=True,
         finalize_model_grads_func=_finalize_without_scaling,
-        # The embedding's gradient is then accumulated in a fixed order, which resuming bit for bit needs.
-        deterministic_mode=True,
         # These need TransformerEngine, Apex or a compiler.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        **passed_on(train, "transformer"),
     )
 
 
@@ -108,7 +105,9 @@ def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor |
 def wrap_ddp(model: PolicyModel, train: TrainPlan) -> DistributedDataParallel:
     """Gradients are summed in float32 over the data-parallel ranks."""
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=train.distributed_optimizer
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=train.distributed_optimizer,
+        **passed_on(train, "ddp"),
     )
     return DistributedDataParallel(model.config, config, model)
 
@@ -128,6 +127,7 @@ def build_optimizer(model: DistributedDataParallel, train: TrainPlan, plan: Opti
         bf16=model.config.bf16,
         params_dtype=model.config.params_dtype,
         use_distributed_optimizer=train.distributed_optimizer,
+        **passed_on(train, "optimizer"),
     )
     return get_megatron_optimizer(config, [model], use_gloo_process_groups=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,9 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 NOT_SEMANTIC: dict[str, Any] = {"semantic": False}
 """Marks fields that do not change what is learned; they stay out of the config hash."""
 
+SEMANTIC: dict[str, Any] = {"semantic": True}
+"""Marks fields that do, in a section that does not."""
+
 
 class Section(BaseModel):
     model_config = ConfigDict(
@@ -25,3 +28,13 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+class OpenSection(Section):
+    """A section that takes, beside its own keys, any argument of an engine's pinned version and nothing else: see
+    `rlrun.config.arguments`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    engine: ClassVar[str]
+    """sglang or megatron."""

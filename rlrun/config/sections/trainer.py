@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from rlrun.config.sections.base import Positive, Section
+from pydantic import Field
+
+from rlrun.config.sections.base import SEMANTIC, OpenSection, Positive, Section
+
+
+class MegatronConfig(OpenSection):
+    """Arguments of the pinned megatron-core by their names, such as moe_aux_loss_coeff: fields of TransformerConfig,
+    MLATransformerConfig, OptimizerConfig and DistributedDataParallelConfig. What other keys decide is refused."""
+
+    engine: ClassVar[str] = "megatron"
 
 
 class TrainerConfig(Section):
@@ -20,3 +29,4 @@ class TrainerConfig(Section):
     """Split activations between tensor-parallel layers along the sequence; needs tp > 1."""
     distributed_optimizer: bool = True
     """Shard optimizer state over the data-parallel ranks."""
+    megatron: MegatronConfig = Field(default=MegatronConfig(), json_schema_extra=SEMANTIC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class EnginePlan:
     log_level: str
     seeded: bool
     context_length: int
+    extra: tuple[tuple[str, Any], ...] = ()  # further arguments of SGLang, by their names there
 
 
 @dataclass(frozen=True)

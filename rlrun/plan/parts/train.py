@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class TrainPlan:
     sequence_parallel: bool
     distributed_optimizer: bool
     ep: int = 1
+    megatron: tuple[tuple[str, Any], ...] = ()  # further arguments of megatron-core, by their names there
 
 
 @dataclass(frozen=True)
