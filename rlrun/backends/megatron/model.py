@@ -70,8 +70,6 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -84,9 +82,6 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         recompute_granularity="full" if full else None,
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
-        # The loss and the gradients are plain sums over micro-batches and ranks: this stops Megatron from dividing
-        # the loss by the number of micro-batches and DDP from averaging over data-parallel ranks.
-        calculate_per_token_loss=True,
         finalize_model_grads_func=_finalize_without_scaling,
         # These need TransformerEngine, Apex or a compiler.
         gradient_accumulation_fusion=False,
@@ -105,7 +100,6 @@ def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor |
 def wrap_ddp(model: PolicyModel, train: TrainPlan) -> DistributedDataParallel:
     """Gradients are summed in float32 over the data-parallel ranks."""
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
         use_distributed_optimizer=train.distributed_optimizer,
         **passed_on(train, "ddp"),
     )

@@ -16,6 +16,7 @@ OWNED: dict[str, str] = {
     # Layout
     "tensor_model_parallel_size": "placement.trainer.tp",
     "pipeline_model_parallel_size": "placement.trainer.pp",
+    "variable_seq_lengths": "placement.trainer.pp",
     "context_parallel_size": "placement.trainer.cp",
     "expert_model_parallel_size": "placement.trainer.ep",
     "sequence_parallel": "trainer.sequence_parallel",
@@ -121,6 +122,13 @@ ALWAYS: dict[str, Any] = {
     "moe_token_dispatcher_type": "alltoall",
     # With Megatron's own rate the router's selection bias would drift at every step, behind the loss.
     "moe_router_bias_update_rate": 0.0,
+    "transformer_impl": "local",
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    # The loss and the gradients are plain sums over micro-batches and ranks: this stops Megatron from dividing the loss
+    # by the number of micro-batches and DDP from averaging over data-parallel ranks.
+    "calculate_per_token_loss": True,
+    "grad_reduce_in_fp32": True,
 }
 """What rlrun gives to Megatron in place of its defaults."""
 
@@ -163,7 +171,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("pipeline_model_parallel_layout", _STAGES),
     ("num_layers_in_*_pipeline_stage", _STAGES),
     ("account_for_*_in_pipeline_split", _STAGES),
-    ("variable_seq_lengths", "the plan knows when the stages of a pipeline have to tell each other the shape"),
     ("use_ring_exchange_p2p", "it needs a build of torch with ring exchange"),
     ("calculate_per_token_loss", _SUMS),
     ("average_in_collective", _SUMS),

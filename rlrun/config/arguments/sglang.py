@@ -18,6 +18,7 @@ OWNED: dict[str, str] = {
     "context_length": "rollout.max_response_tokens",
     "device": "placement.device",
     "random_seed": "seed",
+    "host": "rollout.port",
     "port": "rollout.port",
     "dist_init_addr": "rollout.port",
     "nccl_port": "rollout.port",
@@ -61,7 +62,6 @@ _WHOLE = "every engine of this rollout is one whole server"
 _DP = "an engine is one tensor-parallel group: it has no data- or context-parallel ranks of attention"
 
 REFUSED: tuple[tuple[str, str], ...] = (
-    ("host", _SERVER),
     ("served_model_name", _SERVER),
     ("skip_server_warmup", _SERVER),
     ("warmups", "rlrun starts servers without warm-up requests"),

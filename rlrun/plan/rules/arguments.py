@@ -4,6 +4,7 @@ is found when the configuration is read (`rlrun.config.arguments.check`)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rlrun.config.arguments import megatron, sglang
 from rlrun.config.arguments.check import matches
@@ -48,7 +49,7 @@ def pipeline(c: Context) -> Iterator[Problem]:
         why = "is for the stages of a pipeline, and there is one"
         yield from _idle(c, MEGATRON, megatron.PIPELINE, why, "placement.trainer.pp")
     key = f"{MEGATRON}.moe_token_dispatcher_type"
-    if p.pp > 1 and c.value(key) == "allgather":
+    if p.pp > 1 and _written(c, key) == "allgather":
         summary = "the allgather dispatcher needs micro-batches of one length, and the stages of a pipeline pass any"
         hint = f"set {key} to alltoall"
         yield c.problem("argument-conflict", summary, key, "placement.trainer.pp", hint=hint)
@@ -56,7 +57,7 @@ def pipeline(c: Context) -> Iterator[Problem]:
 
 def recomputation(c: Context) -> Iterator[Problem]:
     key, t = f"{MEGATRON}.distribute_saved_activations", c.config.trainer
-    if not c.value(key):
+    if not _written(c, key):
         return
     if t.recompute != "full" or c.config.placement.trainer.tp == 1:
         summary = f"{key} splits recomputed layers' inputs over tensor-parallel ranks"
@@ -91,7 +92,7 @@ def seeded(c: Context) -> Iterator[Problem]:
 
 def head_precision(c: Context) -> Iterator[Problem]:
     fp32, target = f"{SGLANG}.enable_fp32_lm_head", f"{SGLANG}.rl_on_policy_target"
-    if c.value(fp32) and c.value(target) is not None:
+    if _written(c, fp32) and _written(c, target) is not None:
         summary = (
             "enable_fp32_lm_head computes logits in float32, and rl_on_policy_target rounds them and the "
             "log-probabilities to bfloat16 again"
@@ -101,7 +102,7 @@ def head_precision(c: Context) -> Iterator[Problem]:
 
 def speculation(c: Context) -> Iterator[Problem]:
     """Speculative decoding: all of its arguments or none."""
-    algorithm = c.value(SPECULATIVE)
+    algorithm = _written(c, SPECULATIVE)
     if algorithm is None:
         names = ("speculative_*", "enable_multi_layer_eagle", "spec_trace_dir")
         yield from _idle(c, SGLANG, names, "shapes speculative decoding, which is off", SPECULATIVE)
@@ -152,6 +153,12 @@ DRAFT = {
     "speculative_draft_model_path": "the folder of a draft model",
 }
 """Values to begin with."""
+
+
+def _written(c: Context, key: str) -> Any:
+    """The value of an argument; None when nobody wrote one, without reading the recorded table for its default."""
+    section, _, name = key.rpartition(".")
+    return c.value(section).model_extra.get(name)
 
 
 def _idle(c: Context, section: str, patterns: tuple[str, ...], why: str, because: str) -> Iterator[Problem]:
