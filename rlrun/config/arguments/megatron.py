@@ -143,6 +143,7 @@ _FSDP = "it belongs to Megatron-FSDP; trainer.distributed_optimizer shards the o
 _ADAM = "the optimizer is AdamW"
 _FP16 = "losses are scaled in float16 only, and model.dtype is float32 or bfloat16"
 _MEMORY = "the plan counts the optimizer state among the GPU's memory"
+_DEEPEP = "it needs DeepEP, which is not installed beside the pinned engines"
 _FAMILIES = "no family of rlrun has such layers"
 _HEAD = "rlrun applies the output projection itself, in chunks"
 _HOOKS = "weights are read between optimizer steps, and have to be whole then"
@@ -158,6 +159,15 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "the selection bias of the router is the checkpoint's: another rate than 0 moves it"
         " at every step, behind the loss",
     ),
+    (
+        "moe_token_dispatcher_type",
+        "allgather does not take micro-batches of different lengths, and flex needs DeepEP, which is not installed",
+    ),
+    ("moe_enable_deepep", _DEEPEP),
+    ("moe_flex_dispatcher_backend", _DEEPEP),
+    ("moe_*_num_sms", _DEEPEP),
+    ("moe_token_dropping", "megatron-core has the name and not the feature; moe_expert_capacity_factor drops tokens"),
+    ("moe_*grouped_gemm", "it needs TransformerEngine or grouped_gemm, and this version builds on neither"),
     ("moe_enable_routing_replay", "rollouts do not carry the experts that were chosen"),
     ("expert_tensor_parallel_size", "experts are split over placement.trainer.ep alone"),
     ("moe_extended_tp", "experts are split over placement.trainer.ep alone"),
@@ -306,9 +316,6 @@ NEEDLESS: dict[str, str] = {
 """Flags of those scripts without a counterpart -> why nothing is lost by leaving them out."""
 
 CUDA_ONLY: tuple[str, ...] = (
-    "moe_enable_deepep",
-    "moe_*_num_sms",
-    "moe_flex_dispatcher_backend",
     "pipeline_model_parallel_comm_backend",
     "disable_bf16_reduced_precision_matmul",
     "pad_buckets_for_high_nccl_busbw",

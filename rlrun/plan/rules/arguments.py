@@ -48,11 +48,34 @@ def pipeline(c: Context) -> Iterator[Problem]:
     if p.pp == 1:
         why = "is for the stages of a pipeline, and there is one"
         yield from _idle(c, MEGATRON, megatron.PIPELINE, why, "placement.trainer.pp")
-    key = f"{MEGATRON}.moe_token_dispatcher_type"
-    if p.pp > 1 and _written(c, key) == "allgather":
-        summary = "the allgather dispatcher needs micro-batches of one length, and the stages of a pipeline pass any"
-        hint = f"set {key} to alltoall"
-        yield c.problem("argument-conflict", summary, key, "placement.trainer.pp", hint=hint)
+
+
+def experts(c: Context) -> Iterator[Problem]:
+    """Router and capacity of a model with experts."""
+    if not c.config.trainer.megatron.model_extra or "num_experts" not in fields_of(c.config.model.family):
+        return
+    kind, capacity = f"{MEGATRON}.moe_router_load_balancing_type", f"{MEGATRON}.moe_expert_capacity_factor"
+    written = c.value(kind)
+    kinds = written if isinstance(written, list) else [written]
+    if not set(kinds) <= set(BALANCING):
+        summary = f"{kind} is {show(written)}, it has to be one of {', '.join(BALANCING)}, or a list of them"
+        yield c.problem("not-allowed", summary, kind, hint=f"set {kind} to aux_loss")
+        return
+    if not any(name.endswith("aux_loss") for name in kinds):
+        why = f"weighs a loss that balances experts, and {show(written)} has none"
+        yield from _idle(c, MEGATRON, ("moe_aux_loss_coeff",), why, kind)
+    if c.value(capacity) is None:
+        names = ("moe_pad_expert_input_to_capacity", "moe_token_drop_policy")
+        yield from _idle(c, MEGATRON, names, "needs a capacity of the experts", capacity)
+    elif "sinkhorn" in kinds:
+        summary = "experts have a capacity only beside an auxiliary loss or none"
+        yield c.problem("argument-conflict", summary, capacity, kind, hint=f"set {capacity} to null")
+    if not {"n_shared_experts", "shared_expert_intermediate_size"} & set(fields_of(c.config.model.family)):
+        why = "hides the work of shared experts, which the model does not have"
+        yield from _idle(c, MEGATRON, ("moe_shared_expert_overlap",), why, "model.family")
+
+
+BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none")
 
 
 def recomputation(c: Context) -> Iterator[Problem]:
@@ -175,6 +198,7 @@ RULES = (
     cuda_graphs,
     layers,
     pipeline,
+    experts,
     recomputation,
     buckets,
     seeded,

@@ -11,6 +11,7 @@ from case import BIG, QUICK, Case
 S, M = "rollout.sglang", "trainer.megatron"
 EAGLE = [f"{S}.speculative_algorithm=EAGLE", f"{S}.speculative_draft_model_path=draft"]
 STEPS = [f"{S}.speculative_num_steps=3", f"{S}.speculative_eagle_topk=1", f"{S}.speculative_num_draft_tokens=4"]
+MOE = [BIG, "placement=cpu_1", "model=qwen3_30b_a3b"]
 
 CASES = [
     Case("unknown-key", [QUICK, f"{S}.shedule_policy=lpm"]),
@@ -59,9 +60,21 @@ CASES = [
     ),
     Case(
         "argument-conflict",
-        [BIG, "model=qwen3_30b_a3b", "placement.trainer.pp=2", f"{M}.moe_token_dispatcher_type=allgather"],
-        [f"{M}.moe_token_dispatcher_type=alltoall"],
+        [*MOE, f"{M}.moe_router_load_balancing_type=sinkhorn", f"{M}.moe_expert_capacity_factor=1.0"],
+        [f"{M}.moe_expert_capacity_factor=null"],
     ),
+    Case(
+        "not-allowed",
+        [*MOE, f"{M}.moe_router_load_balancing_type=best"],
+        [f"{M}.moe_router_load_balancing_type=aux_loss"],
+    ),
+    Case(
+        "inactive-key",
+        [*MOE, f"{M}.moe_router_load_balancing_type=none", f"{M}.moe_aux_loss_coeff=0.01"],
+        [f"{M}.moe_aux_loss_coeff=0"],
+    ),
+    Case("inactive-key", [*MOE, f"{M}.moe_token_drop_policy=position"], [f"{M}.moe_token_drop_policy=probs"]),
+    Case("inactive-key", [*MOE, f"{M}.moe_shared_expert_overlap=true"], [f"{M}.moe_shared_expert_overlap=false"]),
     Case("argument-incomplete", [BIG, *EAGLE], STEPS),
     Case(
         "argument-incomplete",
