@@ -52,7 +52,7 @@ class Partial:
         return value
 
     @property
-    def model_extra(self) -> dict[str, Any]:
+    def engine_arguments(self) -> dict[str, Any]:
         """Usable arguments of an engine, in a section that takes them."""
         return {
             name: value

@@ -120,7 +120,7 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
 def _arguments(c: Context) -> Iterator[Key]:
     """The arguments of engines that were written."""
     for section in open_sections():
-        for name in c.value(section).model_extra:
+        for name in c.value(section).engine_arguments:
             key = find_key(f"{section}.{name}")
             assert key is not None, f"{section}.{name} was not checked"
             yield key

@@ -52,7 +52,7 @@ def _section(key: Key, loaded: Loaded) -> str:
     children = own_keys(key.path)
     engine = open_sections().get(key.path)
     if engine is not None:
-        children += list(Context(loaded.config, loaded.origins).value(key.path).model_extra)
+        children += list(Context(loaded.config, loaded.origins).value(key.path).engine_arguments)
     if not children:
         return "\n".join([key.path, _paragraph(key.doc), *_offered(key.path, engine)])
     width = max(map(len, children))

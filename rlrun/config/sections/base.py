@@ -38,3 +38,8 @@ class OpenSection(Section):
 
     engine: ClassVar[str]
     """sglang or megatron."""
+
+    @property
+    def engine_arguments(self) -> dict[str, Any]:
+        """Those arguments that were written."""
+        return self.model_extra or {}

@@ -35,7 +35,7 @@ def engines_plan(config: RunConfig) -> tuple[tuple[EnginePlan, ...], RouterPlan 
             log_level=s.log_level,
             seeded=r.seeded,
             context_length=r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN,
-            extra=tuple(s.model_extra.items()),
+            extra=tuple(s.engine_arguments.items()),
         )
         for index, own in enumerate(slots)
     )

@@ -26,7 +26,7 @@ def train_plan(config: RunConfig) -> TrainPlan:
         sequence_parallel=t.sequence_parallel,
         distributed_optimizer=t.distributed_optimizer,
         ep=p.trainer.ep,
-        megatron=tuple(t.megatron.model_extra.items()),
+        megatron=tuple(t.megatron.engine_arguments.items()),
     )
 
 

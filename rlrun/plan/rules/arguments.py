@@ -52,7 +52,7 @@ def pipeline(c: Context) -> Iterator[Problem]:
 
 def experts(c: Context) -> Iterator[Problem]:
     """Router and capacity of a model with experts."""
-    if not c.config.trainer.megatron.model_extra or "num_experts" not in fields_of(c.config.model.family):
+    if not c.config.trainer.megatron.engine_arguments or "num_experts" not in fields_of(c.config.model.family):
         return
     kind, capacity = f"{MEGATRON}.moe_router_load_balancing_type", f"{MEGATRON}.moe_expert_capacity_factor"
     written = c.value(kind)
@@ -61,6 +61,13 @@ def experts(c: Context) -> Iterator[Problem]:
         summary = f"{kind} is {show(written)}, it has to be one of {', '.join(BALANCING)}, or a list of them"
         yield c.problem("not-allowed", summary, kind, hint=f"set {kind} to aux_loss")
         return
+    weights = c.value(f"{MEGATRON}.moe_aux_loss_coeff")
+    if (len(weights) if isinstance(weights, list) else 0) != (len(written) if isinstance(written, list) else 0):
+        summary = "a list of balancing losses needs a list of as many coefficients"
+        hint = f"set {MEGATRON}.moe_aux_loss_coeff to [{', '.join(['0.001'] * len(kinds))}]"
+        if not isinstance(written, list):
+            hint = f"set {MEGATRON}.moe_aux_loss_coeff to one number"
+        yield c.problem("argument-conflict", summary, kind, f"{MEGATRON}.moe_aux_loss_coeff", hint=hint)
     if not any(name.endswith("aux_loss") for name in kinds):
         why = f"weighs a loss that balances experts, and {show(written)} has none"
         yield from _idle(c, MEGATRON, ("moe_aux_loss_coeff",), why, kind)
@@ -107,7 +114,7 @@ def seeded(c: Context) -> Iterator[Problem]:
         needed.append(("chunked_prefill_size", -1))  # only the GPU backends keep chunks aligned
     for name, value in needed:
         key = f"{SGLANG}.{name}"
-        if name in c.config.rollout.sglang.model_extra and c.value(key) != value:
+        if name in c.config.rollout.sglang.engine_arguments and c.value(key) != value:
             summary = f"seeded sampling needs {name} {show(value)}, not {show(c.value(key))}"
             hint = f"set {key} to {show(value)}, or rollout.seeded to false"
             yield c.problem("argument-conflict", summary, key, "rollout.seeded", hint=hint)
@@ -181,12 +188,12 @@ DRAFT = {
 def _written(c: Context, key: str) -> Any:
     """The value of an argument; None when nobody wrote one, without reading the recorded table for its default."""
     section, _, name = key.rpartition(".")
-    return c.value(section).model_extra.get(name)
+    return c.value(section).engine_arguments.get(name)
 
 
 def _idle(c: Context, section: str, patterns: tuple[str, ...], why: str, because: str) -> Iterator[Problem]:
     """Arguments that were set away from their usual value and do nothing."""
-    for name in c.value(section).model_extra:
+    for name in c.value(section).engine_arguments:
         key = f"{section}.{name}"
         if key != because and matches(name, patterns) and c.changed(key):
             hint = f"set {key} to {show(c.default(key))}"

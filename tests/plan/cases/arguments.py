@@ -64,6 +64,11 @@ CASES = [
         [f"{M}.moe_expert_capacity_factor=null"],
     ),
     Case(
+        "argument-conflict",
+        [*MOE, f"{M}.moe_router_load_balancing_type=[aux_loss,seq_aux_loss]"],
+        [f"{M}.moe_aux_loss_coeff=[0.001,0.001]"],
+    ),
+    Case(
         "not-allowed",
         [*MOE, f"{M}.moe_router_load_balancing_type=best"],
         [f"{M}.moe_router_load_balancing_type=aux_loss"],
