@@ -7,13 +7,16 @@ none is required; `defaults` is Hydra's; and a `${...}` may stand for any value.
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlrun.config.keys import section_of
+from rlrun.config.keys import all_keys, open_sections, section_of
 from rlrun.config.origin import COMMAND_LINE
 from rlrun.config.schema import RunConfig
 from rlrun.config.sections.base import Section
 from rlrun.errors import Problem, RlrunError, Where
+
+if TYPE_CHECKING:
+    from rlrun.config.arguments.table import Argument
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 """The newest one that every YAML language server knows."""
@@ -34,11 +37,43 @@ def json_schema(group: str | None = None) -> dict[str, Any]:
         where = (Where(COMMAND_LINE, f"schema {group}"),)
         raise RlrunError(Problem("unknown-option", f"there is no group `{group}`", where, hint))
     section: type[Section] = RunConfig if whole else sections[str(group)]
-    schema = _for_files(section.model_json_schema())
+    schema = _for_files(_with_arguments(section.model_json_schema()))
     hydra = {"type": "array", "description": "Hydra's defaults list: the group options this file starts from."}
     schema["properties"] = {"defaults": hydra, **schema["properties"]}
     kind = "experiment" if whole else group
     return {"$schema": DIALECT, "title": f"rlrun {kind}", **schema}
+
+
+def _with_arguments(schema: dict[str, Any]) -> dict[str, Any]:
+    """With the arguments of engines that open sections take, and closed to other names."""
+    from rlrun.config.arguments.check import about, offered, usual
+    from rlrun.config.arguments.table import table
+
+    for path, engine in open_sections().items():
+        name = all_keys()[path].section.__name__  # type: ignore[union-attr]
+        node = schema if schema.get("title") == name else schema.get("$defs", {}).get(name)
+        if node is None:  # a schema of another group
+            continue
+        for argument in (table(engine).arguments[name] for name in offered(engine)):
+            described = {"description": about(engine, argument.name), "default": usual(engine, argument.name)}
+            node.setdefault("properties", {}).setdefault(argument.name, _argument(argument) | described)
+        node["additionalProperties"] = False
+    return schema
+
+
+def _argument(argument: Argument) -> dict[str, Any]:
+    """A type and choices of the recorded table as JSON Schema."""
+    if argument.choices and not argument.types[0].startswith("list"):
+        null = [None] if "null" in argument.types else []
+        return {"enum": list(dict.fromkeys([*argument.choices, argument.default, *null]))}
+    return {"anyOf": [_type(kind, argument.choices) for kind in argument.types]}
+
+
+def _type(kind: str, choices: tuple[Any, ...]) -> dict[str, Any]:
+    if kind.startswith("list["):
+        return {"type": "array", "items": {"enum": list(choices)} if choices else _type(kind[5:-1], ())}
+    names = {"bool": "boolean", "int": "integer", "float": "number", "mapping": "object", "null": "null"}
+    return {"type": names.get(kind, "string")}
 
 
 def _for_files(node: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from rlrun.config.schema import RunConfig
-from rlrun.config.sections.base import IMPORT_PATH, Section
+from rlrun.config.sections.base import IMPORT_PATH, OpenSection, Section
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ def find_key(path: str) -> Key | None:
     keys = all_keys()
     if path in keys:
         return keys[path]
+    argument = argument_at(path)
+    if argument is not None:
+        return _argument_key(*argument)
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
         parent = keys.get(".".join(parts[:length]))
@@ -79,6 +82,52 @@ def item_keys(path: str) -> tuple[str, list[str]] | None:
     return None
 
 
+@functools.cache
+def open_sections() -> dict[str, str]:
+    """Sections that take arguments of an engine: dotted path -> engine."""
+    return {
+        key.path: key.section.engine
+        for key in all_keys().values()
+        if key.section is not None and issubclass(key.section, OpenSection)
+    }
+
+
+def own_keys(section: str) -> list[str]:
+    """The keys that the schema itself has below a section, by their last word."""
+    return [path.rpartition(".")[2] for path in all_keys() if path.rpartition(".")[0] == section]
+
+
+def argument_at(path: str) -> tuple[str, str] | None:
+    """Open section and name of the engine argument that `path` is, or lies in when its value is a mapping."""
+    for section, engine in open_sections().items():
+        if path.startswith(f"{section}."):
+            from rlrun.config.arguments.table import table
+
+            name, _, below = path[len(section) + 1 :].partition(".")
+            argument = table(engine).arguments.get(name)
+            if argument is not None and (not below or "mapping" in argument.types):
+                return section, name
+    return None
+
+
+def _argument_key(section: str, name: str) -> Key:
+    from rlrun.config.arguments.check import about, usual
+    from rlrun.config.arguments.table import table
+
+    engine = open_sections()[section]
+    argument = table(engine).arguments[name]
+    return Key(
+        path=f"{section}.{name}",
+        expected=argument.expected,
+        doc=about(engine, name),
+        required=False,
+        default=usual(engine, name),
+        section=None,
+        open="mapping" in argument.types,
+        semantic=all_keys()[section].semantic,
+    )
+
+
 def expected(path: str) -> str:
     """What the value at `path` has to be, in words."""
     known = find_key(path)
@@ -97,6 +146,11 @@ def nearest_key(path: str) -> str | None:
 
     best = max(all_keys(), key=likeness)
     return best if likeness(best) >= 0.6 else None
+
+
+def other_name(name: str) -> str | None:
+    """The key that decides what other RL frameworks call `name`."""
+    return _OTHER_NAMES.get(name)
 
 
 def section_of(annotation: Any) -> type[Section] | None:

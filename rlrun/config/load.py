@@ -22,7 +22,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlrun.config.compose import Composition, Groups
-from rlrun.config.keys import all_keys, expected, find_key, item_keys, nearest_key
+from rlrun.config.keys import (
+    all_keys,
+    expected,
+    find_key,
+    item_keys,
+    nearest_key,
+    open_sections,
+    other_name,
+    own_keys,
+)
 from rlrun.config.origin import COMMAND_LINE, Origins, show
 from rlrun.config.partial import Partial
 from rlrun.config.resolve import resolve
@@ -220,6 +229,7 @@ def _validated(
                 bad.add(location)
             problems.append(_schema_problem(error, ".".join(location), origins, groups))
         config = Partial(RunConfig, values, frozenset(bad), incomplete)
+    problems += _arguments(values, bad, origins)
     if isinstance(config, RunConfig) and (bad or incomplete):
         config = Partial(RunConfig, values, frozenset(bad), incomplete)
     return Loaded(config, values, origins, experiment, tuple(problems))
@@ -246,7 +256,7 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
     got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
     hint = f"set {name} to {expected(name)}"
     if known.section is not None:
-        first = next(k for k in all_keys() if k.startswith(f"{name}."))
+        first = next((k for k in all_keys() if k.startswith(f"{name}.")), f"{name}.NAME")
         hint = f"set the keys below it, e.g. {first}; `rlrun explain {name}` lists them"
     elif not known.required:
         hint += f"; the default is {show(known.default)}"
@@ -281,6 +291,8 @@ def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
     while parent and parent not in all_keys():
         parent, _, name = parent.rpartition(".")
     summary = f"{parent} has no key `{name}`" if parent else f"there is no key `{name}`"
+    if parent in open_sections():
+        return Problem("unknown-key", summary, where, _argument_hint(key, parent))
     meant = nearest_key(key)
     if key == "experiment" and "/" in where[0].origin:
         hint = "begin the file with the line `# @package _global_`, so that its keys are those of a run"
@@ -292,6 +304,40 @@ def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
         siblings = [k.path for k in all_keys().values() if k.path.rpartition(".")[0] == parent]
         hint = f"the keys there are {', '.join(k.rpartition('.')[2] for k in siblings)}"
     return Problem("unknown-key", summary, where, hint=hint)
+
+
+def _argument_hint(key: str, section: str) -> str:
+    """What was meant by a key that neither an open section nor its engine has."""
+    from rlrun.config.arguments.check import unknown_hint
+    from rlrun.config.arguments.table import table
+
+    name, _, below = key[len(section) + 1 :].partition(".")
+    argument = table(open_sections()[section]).arguments.get(name)
+    if argument is not None and below:
+        return f"{section}.{name} has no keys of its own: set it to {argument.expected}"
+    if name in own_keys(section):
+        return f"{section}.{name} has no keys of its own: set it to {expected(f'{section}.{name}')}"
+    other = other_name(name)
+    return f"set {other} instead" if other else unknown_hint(open_sections()[section], name, section, own_keys(section))
+
+
+def _arguments(values: dict[str, Any], bad: set[tuple[str, ...]], origins: Origins) -> list[Problem]:
+    """What is wrong with the arguments of engines; those that cannot be used are added to `bad`."""
+    problems: list[Problem] = []
+    for section, engine in open_sections().items():
+        path, node = tuple(section.split(".")), values
+        for name in path:
+            node = node.get(name, {}) if isinstance(node, dict) else {}
+        own = own_keys(section)
+        for name, value in node.items() if isinstance(node, dict) else ():
+            if name not in own:
+                from rlrun.config.arguments.check import check_argument
+
+                problem = check_argument(engine, name, value, section, origins, own=own)
+                if problem is not None:
+                    problems.append(problem)
+                    bad.add((*path, name))
+    return problems
 
 
 def _missing(key: str, origins: Origins, groups: Groups) -> Problem:

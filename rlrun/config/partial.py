@@ -37,7 +37,11 @@ class Partial:
         path = (*self._path, name)
         if path in self._bad:
             raise Unreadable(".".join(path))
-        field = self._section.model_fields[name]
+        field = self._section.model_fields.get(name)
+        if field is None:  # an argument of an engine, in a section that takes them
+            if name not in self._values:
+                raise AttributeError(name)
+            return self._values[name]
         if name not in self._values:
             if self._incomplete and field.default is None:
                 raise Unreadable(".".join(path))
@@ -54,3 +58,12 @@ class Partial:
             except ValidationError:  # an entry has a key too many
                 raise Unreadable(".".join(path)) from None
         return value
+
+    @property
+    def engine_arguments(self) -> dict[str, Any]:
+        """Usable arguments of an engine, in a section that takes them."""
+        return {
+            name: value
+            for name, value in self._values.items()
+            if name not in self._section.model_fields and (*self._path, name) not in self._bad
+        }

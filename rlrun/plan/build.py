@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from rlrun.config.keys import all_keys
+from rlrun.config.keys import Key, all_keys, find_key, open_sections
 from rlrun.config.schema import RunConfig
 from rlrun.config.sections.base import plain
 from rlrun.errors import RlrunError
@@ -127,7 +127,20 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
         value = c.value(key.path)
         if value != key.default:
             changed.append(ChangedValue(key.path, plain(key.default), plain(value), c.origins.of(key.path)))
+    for key in _arguments(c):
+        value = c.value(key.path)
+        if value != key.default:
+            changed.append(ChangedValue(key.path, key.default, value, c.origins.of(key.path)))
     return tuple(changed)
+
+
+def _arguments(c: Context) -> Iterator[Key]:
+    """The arguments of engines that were written."""
+    for section in open_sections():
+        for name in c.value(section).engine_arguments:
+            key = find_key(f"{section}.{name}")
+            assert key is not None, f"{section}.{name} was not checked"
+            yield key
 
 
 def plan_to_json(plan: RunPlan) -> str:
@@ -149,6 +162,8 @@ def _rebuild(kind: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         inner = [a for a in arguments if a is not type(None)]
         return None if value is None else _rebuild(inner[0], value)
+    if origin is tuple and Ellipsis not in arguments:
+        return tuple(_rebuild(inner, item) for inner, item in zip(arguments, value, strict=True))
     if origin is tuple:
         return tuple(_rebuild(arguments[0], item) for item in value)
     return value

@@ -9,6 +9,7 @@ from rlrun.errors import Problem
 from rlrun.plan.context import Context
 from rlrun.plan.rules import (
     algo,
+    arguments,
     async_mode,
     critic,
     engines,
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *modes.RULES,
     *async_mode.RULES,
     *model.RULES,
+    *arguments.RULES,
     *frozen.RULES,
     *offload.RULES,
     *memory.RULES,

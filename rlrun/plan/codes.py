@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from rlrun.plan.documented import (
     algo,
+    arguments,
     async_mode,
     command,
     deployment,
@@ -21,6 +22,7 @@ from rlrun.plan.documented import (
 
 SUBJECTS = (
     command,
+    arguments,
     placement,
     deployment,
     memory,

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlrun.config.keys import all_keys
+from rlrun.config.keys import find_key
 from rlrun.config.origin import Origins
 from rlrun.config.partial import Partial, Unreadable
 from rlrun.config.schema import RunConfig
@@ -31,20 +31,32 @@ class Context:
     _scans: dict[str, Scan] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:
-        """The value at a dotted key. Raises Unreadable when it, or a group around it, is wrong or null."""
+        """The value at a dotted key, also of an argument of an engine. Raises Unreadable when it, or a group around it,
+        is wrong or null."""
         node: Any = self.config
         for name in key.split("."):
             if node is None:
                 raise Unreadable(key)
             if isinstance(node, list | tuple):
                 node = node[int(name)]
+            elif isinstance(node, dict):
+                node = node[name]
             else:
-                node = node[name] if isinstance(node, dict) else getattr(node, name)
+                try:
+                    node = getattr(node, name)
+                except AttributeError:  # an argument that nobody has set
+                    return self.default(key)
         return node
+
+    def default(self, key: str) -> Any:
+        """The value that a key has when nobody sets it."""
+        known = find_key(key)
+        assert known is not None, key
+        return known.default
 
     def changed(self, key: str) -> bool:
         """Whether a key has another value than its default."""
-        return self.value(key) != all_keys()[key].default
+        return self.value(key) != self.default(key)
 
     def problem(self, code: str, summary: str, *keys: str, hint: str) -> Problem:
         """A problem that shows these keys, their values and who set them."""

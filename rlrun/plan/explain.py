@@ -6,7 +6,7 @@ import difflib
 import textwrap
 from collections.abc import Sequence
 
-from rlrun.config.keys import Key, all_keys, find_key, nearest_key
+from rlrun.config.keys import Key, find_key, nearest_key, open_sections, own_keys
 from rlrun.config.load import Loaded, load
 from rlrun.config.origin import COMMAND_LINE, show
 from rlrun.config.partial import Unreadable
@@ -31,7 +31,7 @@ def explain(name: str, words: Sequence[str], config_dir: str | None = None) -> s
     if key is None:
         close = difflib.get_close_matches(name, CODES, n=1) if "-" in name else []
         meant = close[0] if close else nearest_key(name)
-        hint = f"did you mean `{meant}`?" if meant else f"the groups are {', '.join(_children(''))}"
+        hint = f"did you mean `{meant}`?" if meant else f"the groups are {', '.join(own_keys(''))}"
         where = (Where(COMMAND_LINE, f"explain {name}"),)
         raise RlrunError(Problem("unknown-key", f"there is no key and no error code `{name}`", where, hint))
     loaded = load(words, config_dir)
@@ -56,19 +56,41 @@ def _leaf(key: Key, loaded: Loaded) -> str:
 
 
 def _section(key: Key, loaded: Loaded) -> str:
-    children = _children(key.path)
+    children = own_keys(key.path)
+    engine = open_sections().get(key.path)
+    if engine is not None:
+        children += list(Context(loaded.config, loaded.origins).value(key.path).engine_arguments)
+    if not children:
+        return "\n".join([key.path, _paragraph(key.doc), *_offered(key.path, engine)])
     width = max(map(len, children))
-    values = {name: _value(all_keys()[f"{key.path}.{name}"], loaded)[0] for name in children}
+    values = {name: _value(_key(key.path, name), loaded)[0] for name in children}
     value_width = min(max(map(len, values.values())), 24)
     lines = [key.path, _paragraph(key.doc)] if key.doc else [key.path]
     indent = " " * (width + value_width + 6)
     for name in children:
-        doc = all_keys()[f"{key.path}.{name}"].doc
+        doc = _key(key.path, name).doc
         row = f"  {name:<{width}}  {shorten(values[name], value_width):<{value_width}}  "
         lines.append(
             textwrap.fill(row + doc, WIDTH, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_offered(key.path, engine)])
+
+
+def _key(section: str, name: str) -> Key:
+    key = find_key(f"{section}.{name}")
+    assert key is not None, f"{section}.{name}"
+    return key
+
+
+def _offered(section: str, engine: str | None) -> list[str]:
+    """What an open section takes beside its own keys."""
+    if engine is None:
+        return []
+    from rlrun.config.arguments.check import offered, title
+
+    names = [name for name in offered(engine) if name not in own_keys(section)]
+    listed = f"Also takes {len(names)} arguments of {title(engine)}, explained by `rlrun explain {section}.NAME`: "
+    return [_paragraph(listed + ", ".join(names) + ".")]
 
 
 def _value(key: Key, loaded: Loaded) -> tuple[str, str | None]:
@@ -81,10 +103,6 @@ def _value(key: Key, loaded: Loaded) -> tuple[str, str | None]:
         unset = "no value" if key.required else show(key.default)
         value = unset if key.path not in loaded.origins else "no usable value"
     return value, loaded.origins.of(key.path) if key.path in loaded.origins else None
-
-
-def _children(parent: str) -> list[str]:
-    return [k.path.rpartition(".")[2] for k in all_keys().values() if k.path.rpartition(".")[0] == parent]
 
 
 def _paragraph(text: str) -> str:

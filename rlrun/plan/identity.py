@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.keys import all_keys
+from rlrun.config.keys import find_key, open_sections
 from rlrun.config.schema import RunConfig
 from rlrun.plan.context import Context, absolute
 
@@ -66,28 +66,25 @@ def config_hash(c: Context, dtype: str) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 
 
-def _semantic(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _semantic(values: dict[str, Any], prefix: str, whole: bool = True) -> dict[str, Any]:
+    """The semantic keys of a section: all of them (`whole`), or only those away from their defaults, in a section that
+    otherwise is not semantic or that takes arguments of an engine."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        key = all_keys()[f"{prefix}{name}"]
-        if not key.semantic:
-            changed = _changed_inside(value, f"{key.path}.") if key.section is not None and value is not None else {}
-            kept |= {name: changed} if changed else {}
-            continue
+        key = find_key(f"{prefix}{name}")
+        assert key is not None, f"{prefix}{name}"
         if key.section is not None and value is not None:
-            value = _semantic(value, f"{key.path}.")
-        elif isinstance(value, int) and not isinstance(value, bool) and key.expected.startswith("a number"):
+            inside = key.semantic and key.path not in open_sections()
+            value = _semantic(value, f"{key.path}.", inside)
+            if value or inside:
+                kept[name] = value
+            continue
+        if not key.semantic or (not whole and value == key.default):
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and key.expected.startswith("a number"):
             value = float(value)  # 1 and 1.0 are the same learning rate
         kept[name] = value
     return kept
-
-
-def _changed_inside(values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Semantic keys of a section that otherwise is not, where they are away from their defaults."""
-    known = all_keys()
-    return {name: value for name, value in values.items()
-            if known[f"{prefix}{name}"].semantic and known[f"{prefix}{name}"].section is None
-            and value != known[f"{prefix}{name}"].default}  # fmt: skip
 
 
 def _checkpoint_digest(folder: Path) -> str:

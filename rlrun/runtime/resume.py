@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.config.keys import all_keys
+from rlrun.config.keys import find_key
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.build import plan_from_json, replan
 from rlrun.plan.types import RunPlan
@@ -84,11 +84,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def _same_experiment(old: RunPlan, new: RunPlan) -> None:
     if old.config_hash == new.config_hash:
         return
-    known = all_keys()
     changed = {
         key: values
         for key, values in differences(old.resolved_config, new.resolved_config).items()
-        if key not in known or known[key].semantic
+        if (known := find_key(key)) is None or known.semantic
     }
     constant = new.algo.optimizer.schedule == "constant"
     if set(changed) == {"num_steps"} and constant:

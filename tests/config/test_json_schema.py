@@ -65,6 +65,13 @@ def test_every_shipped_file_is_valid_for_its_group(path: Path):
         ("name", "a/b"),
         ("placement", None),
         ("trainer.sequence_parallel", "yes"),
+        ("rollout.sglang.shedule_policy", "lpm"),
+        ("rollout.sglang.schedule_policy", "best"),
+        ("rollout.sglang.page_size", "large"),
+        ("rollout.sglang.gc_threshold", ["a"]),
+        ("rollout.sglang.tp_size", 2),
+        ("trainer.megatron.moe_aux_loss_coef", 0.1),
+        ("trainer.megatron.bucket_size", 1.5),
     ],
 )
 def test_an_unknown_key_or_wrong_value_is_refused(key, value, quickstart):
@@ -83,6 +90,8 @@ def test_an_unknown_key_or_wrong_value_is_refused(key, value, quickstart):
         {},
         {"defaults": ["_self_", {"override /model": "tiny_qwen3"}]},
         {"num_steps": "${oc.decode:${oc.env:STEPS}}", "algo": {"lr": "${x}"}, "rollout": {"stop": "${y}"}},
+        {"rollout": {"sglang": {"schedule_policy": "lpm", "page_size": None, "gc_threshold": [1], "cuda_graph": True}}},
+        {"trainer": {"megatron": {"moe_aux_loss_coeff": [0.1], "bucket_size": "${x}"}}},
         {"data": {"eval": None}, "reward": {"arguments": {"any": [1, {"thing": None}]}}},
     ],
 )

@@ -251,3 +251,57 @@ def test_planning_again_with_a_local_model_does_not_contradict_itself(tmp_path):
     plan = load_plan(words)
     assert plan.model.spec.rope_theta == 5e6
     assert replan(plan, []).config_hash == plan.config_hash
+
+
+WITH_ARGUMENTS = [
+    QUICK,
+    "rollout.sglang.page_size=16",
+    "rollout.sglang.gc_threshold=[700,10]",
+    "+rollout.sglang.extra_metric_labels.run=first",
+    "rollout.sglang.schedule_policy=fcfs",
+    "trainer.megatron.bucket_size=1000000",
+    "trainer.megatron.deterministic_mode=false",
+]
+
+
+def test_arguments_of_the_engines_are_decided_shown_and_kept():
+    plan = load_plan(WITH_ARGUMENTS)
+    assert dict(plan.engines[0].extra) == {
+        "page_size": 16,
+        "gc_threshold": [700, 10],
+        "extra_metric_labels": {"run": "first"},
+        "schedule_policy": "fcfs",
+    }
+    assert dict(plan.train.megatron) == {"bucket_size": 1_000_000, "deterministic_mode": False}
+    shown = {c.key: (c.default, c.value, c.origin) for c in plan.changed}
+    assert shown["rollout.sglang.page_size"] == (None, 16, "command line")
+    assert shown["trainer.megatron.deterministic_mode"] == (True, False, "command line")
+    assert "rollout.sglang.schedule_policy" not in shown  # as it is by itself
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert dataclasses.replace(replan(plan, []), changed=()) == dataclasses.replace(plan, changed=())
+
+
+def test_an_argument_can_refer_to_another_key_and_come_from_a_file(tmp_path, monkeypatch):
+    folder = tmp_path / "my_conf" / "experiment"
+    folder.mkdir(parents=True)
+    lines = [
+        "# @package _global_",
+        "defaults:",
+        "  - /experiment/quickstart",
+        "  - _self_",
+        "rollout:",
+        "  sglang:",
+        "    max_queued_requests: ${algo.group_size}",
+        "    --page-size: 4",
+    ]
+    (folder / "mine.yaml").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RlrunError) as e:
+        load_plan(["+experiment=mine"], "my_conf")
+    [problem] = e.value.problems
+    assert (problem.code, problem.where[0].origin) == ("unknown-key", "my_conf/experiment/mine.yaml:8")
+    assert problem.hint == "names are written with `_`: set rollout.sglang.page_size"
+    (folder / "mine.yaml").write_text("\n".join(lines[:-1]) + "\n")
+    plan = load_plan(["+experiment=mine"], "my_conf")
+    assert plan.engines[0].extra == (("max_queued_requests", plan.batch.group_size),)
+    assert "my_conf/experiment/mine.yaml:7" in [c.origin for c in plan.changed]

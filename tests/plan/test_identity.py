@@ -37,6 +37,8 @@ def test_the_hash_is_twelve_hex_digits_and_repeatable():
         "checkpoint.interval=7",
         "rollout.port=28200",
         "rollout.sglang.log_level=info",
+        "rollout.sglang.schedule_policy=lpm",
+        "trainer.megatron.deterministic_mode=true",
         "reward.timeout_s=5",
         "timeouts.save_s=5",
         "weight_sync.verify=canary",
@@ -64,6 +66,7 @@ def test_what_does_not_change_learning_does_not_change_the_hash(word):
         "data.eval.path=${recipes:quickstart/train.jsonl}",
         "reward.function=rlrun.agents.rewards:exact_match",
         "algo=dr_grpo",
+        "trainer.megatron.apply_wd_to_qk_layernorm=true",
     ],
 )
 def test_what_changes_learning_changes_the_hash(word):

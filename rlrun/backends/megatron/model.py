@@ -15,6 +15,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from rlrun.backends.megatron.arguments import passed_on
 from rlrun.backends.megatron.experts import expert_fields
 from rlrun.backends.megatron.layers import decoder_spec
 from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
@@ -77,8 +78,6 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -90,24 +89,17 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         sequence_parallel=train.sequence_parallel and train.tp > 1,
         # Micro-batches differ in length, so the stages tell each other the shape.
         variable_seq_lengths=train.pp > 1,
-        moe_token_dispatcher_type="alltoall",  # unused; its default is refused beside variable lengths
         recompute_granularity="full" if full else None,
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
-        # The loss and the gradients are plain sums over micro-batches and ranks: this stops Megatron from dividing
-        # the loss by the number of micro-batches and DDP from averaging over data-parallel ranks.
-        calculate_per_token_loss=True,
         finalize_model_grads_func=_finalize_without_scaling,
-        # The embedding's gradient is then accumulated in a fixed order, which resuming bit for bit needs.
-        deterministic_mode=True,
         # These need TransformerEngine, Apex or a compiler.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
         **(expert_fields(spec.moe, train) if spec.moe is not None else {}),
+        **passed_on(train, "transformer"),
     )
 
 
@@ -119,7 +111,9 @@ def _finalize_without_scaling(model: list[torch.nn.Module], num_tokens: Tensor |
 def wrap_ddp(model: GPTModel, train: TrainPlan) -> DistributedDataParallel:
     """Gradients are summed in `train.grad_dtype`, over micro-batches and over the data-parallel ranks."""
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=train.grad_dtype == "float32", use_distributed_optimizer=train.distributed_optimizer
+        grad_reduce_in_fp32=train.grad_dtype == "float32",
+        use_distributed_optimizer=train.distributed_optimizer,
+        **passed_on(train, "ddp"),
     )
     return DistributedDataParallel(model.config, config, model)
 
@@ -142,6 +136,7 @@ def build_optimizer(
         bf16=model.config.bf16,
         params_dtype=model.config.params_dtype,
         use_distributed_optimizer=train.distributed_optimizer,
+        **passed_on(train, "optimizer"),
     )
     return get_megatron_optimizer(config, [model], use_gloo_process_groups=gather_on_host)
 

@@ -1,11 +1,15 @@
-"""The plan in SGLang's spelling: command lines and environments of servers and router. Nothing is decided here that a
-user could want to change; the constants below are what was measured to work, with the reason."""
+"""The plan in SGLang's spelling: command lines and environments of servers and router. What is constant here was
+measured to work, with the reason; arguments that a user passes on (`EnginePlan.extra`) come last and replace it."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from rlrun.config.arguments.sglang import ALWAYS, ON_CPU
+from rlrun.config.arguments.table import table
 from rlrun.errors import RunFailed
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
 
@@ -19,7 +23,7 @@ def server_command(
     engine: EnginePlan, plan: RunPlan, model_dir: str, port: int, dist_port: int, host: str = "127.0.0.1"
 ) -> list[str]:
     """Command line of one engine; `dist_port` is where its tensor-parallel ranks meet."""
-    options: dict[str, object] = {
+    options: dict[str, Any] = {
         "model-path": model_dir,
         "host": host,
         "port": port,
@@ -29,40 +33,59 @@ def server_command(
         "device": plan.device,
         "context-length": engine.context_length,
         "attention-backend": engine.attention_backend,
-        "sampling-backend": "pytorch",
-        "grammar-backend": "none",  # no constrained decoding
         "max-running-requests": engine.max_running_requests,
         "random-seed": plan.seed + engine.index,
         "weight-version": INITIAL_VERSION,
         "log-level": engine.log_level,
-        "log-level-http": "warning",  # else one line a request
+        **_options(ALWAYS),
     }
-    flags = ["skip-server-warmup"]
     for name, size in (("pp-size", engine.pp), ("ep-size", engine.ep), ("dp-size", engine.dp_attention)):
         if size > 1:
             options[name] = size
     if engine.dp_attention > 1:
-        flags.append("enable-dp-attention")
+        options["enable-dp-attention"] = True
     if engine.max_total_tokens is not None:
         options["max-total-tokens"] = engine.max_total_tokens
     if engine.mem_fraction_static is not None:
         options["mem-fraction-static"] = engine.mem_fraction_static
     if engine.seeded:
-        flags.append("enable-deterministic-inference")
+        options["enable-deterministic-inference"] = True
     if plan.device == "cpu":
-        # The overlap scheduler gains nothing without a GPU; without sleep-on-idle the scheduler polls a whole core.
-        flags += ["disable-overlap-schedule", "sleep-on-idle"]
+        options |= _options(ON_CPU)
         # Only a bound here (the cache has max-total-tokens); SGLang's own estimate can come out negative.
         options["mem-fraction-static"] = 0.5
         # Only the triton and flashinfer backends keep chunks aligned, so a seeded prompt is prefilled in one piece.
         if engine.seeded:
             options["chunked-prefill-size"] = -1
     elif not engine.cuda_graph:
-        flags += ["disable-cuda-graph", "disable-piecewise-cuda-graph"]
+        options |= {"disable-cuda-graph": True, "disable-piecewise-cuda-graph": True}
     command = [sys.executable, *LAUNCH, "server"]
-    for name, value in options.items():
-        command += [f"--{name}", str(value)]
-    return command + [f"--{name}" for name in flags]
+    for flag, value in (options | _options(dict(engine.extra))).items():
+        command += _words(flag, value)
+    return command
+
+
+def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by SGLang's names -> by the flags of its command line."""
+    known = table("sglang").arguments
+    as_json = {name for name in arguments if known[name].how == "json"}
+    return {
+        known[name].flag: json.dumps(value) if name in as_json and value is not None else value
+        for name, value in arguments.items()
+    }
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    """One option of the command line; none for what is off or left to SGLang."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [f"--{flag}"]
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)]
+    text = str(value)
+    # argparse takes a text that begins with a dash for another option; numbers it knows.
+    return [f"--{flag}={text}"] if isinstance(value, str) and text.startswith("-") else [f"--{flag}", text]
 
 
 def server_env(

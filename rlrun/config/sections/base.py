@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,21 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+class OpenSection(Section):
+    """A section that takes, beside its own keys, any argument of an engine's pinned version and nothing else: see
+    `rlrun.config.arguments`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    engine: ClassVar[str]
+    """sglang or megatron."""
+
+    @property
+    def engine_arguments(self) -> dict[str, Any]:
+        """Those arguments that were written."""
+        return self.model_extra or {}
 
 
 def plain(value: Any) -> Any:

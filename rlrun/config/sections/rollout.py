@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, NotEmpty, Positive, Seconds, Section
+from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, NotEmpty, OpenSection, Positive, Seconds, Section
 
 
-class SglangConfig(Section):
-    """Settings of each SGLang server. Ports, model path and parallel sizes come from the plan."""
+class SglangConfig(OpenSection):
+    """Settings of each SGLang server: the keys below, and any other argument of the pinned version by its name, such as
+    schedule_policy. Ports, model path and parallel sizes come from the plan."""
+
+    engine: ClassVar[str] = "sglang"
 
     attention_backend: Literal["auto", "torch_native", "triton", "fa3", "flashinfer"] = "auto"
     """auto is torch_native on cpu and triton on cuda."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rlrun.config.sections.base import SEMANTIC, Positive, Section
+from rlrun.config.sections.base import SEMANTIC, OpenSection, Positive, Section
+
+
+class MegatronConfig(OpenSection):
+    """Arguments of the pinned megatron-core by their names, such as moe_aux_loss_coeff: fields of TransformerConfig,
+    MLATransformerConfig, OptimizerConfig and DistributedDataParallelConfig. What other keys decide is refused."""
+
+    engine: ClassVar[str] = "megatron"
 
 
 class TrainerConfig(Section):
@@ -36,3 +43,4 @@ class TrainerConfig(Section):
     offload: bool = False
     """Move the trainer's weights, gradients and optimizer to host memory while the engines generate; colocated on cuda
     only."""
+    megatron: MegatronConfig = Field(default=MegatronConfig(), json_schema_extra=SEMANTIC)

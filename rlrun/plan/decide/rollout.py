@@ -57,6 +57,7 @@ def engines_plan(c: Context) -> tuple[EnginePlan, ...]:
                 log_level=s.log_level,
                 seeded=r.seeded,
                 context_length=r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN,
+                extra=tuple(s.engine_arguments.items()),
                 group=group.name,
                 type=group.type,
                 model=group.model,

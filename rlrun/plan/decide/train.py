@@ -41,6 +41,7 @@ def train_plan(config: RunConfig, spec: ModelSpec) -> TrainPlan:
         optimizer_offload=t.optimizer_offload,
         offload=t.offload,
         attention_share=attention_share(spec) if t.balance_by == "flops" else 0.0,
+        megatron=tuple(t.megatron.engine_arguments.items()),
     )
 
 

@@ -51,17 +51,9 @@ CODES: dict[str, str] = {
         "The path of a frozen model is a local folder with a config.json, or an id owner/name on the Hub, without a "
         "slash at its end."
     ),
-    "unknown-override": (
-        "The sglang mapping of a server group holds keys of rollout.sglang with other values for the engines of that "
-        "group. A name that is none of them would change nothing."
-    ),
     "override-not-allowed": (
         "The sglang mapping of a server group holds keys of rollout.sglang, and each value has to be what that key "
         "accepts."
-    ),
-    "override-owned-by-plan": (
-        "Sizes, ports, model and type of an engine follow from the plan, which would no longer say what runs if a "
-        "server group could set them for SGLang behind its back."
     ),
     "external-url": "An external engine is the address of an SGLang server: http://host:port or https://host:port.",
     "external-twice": "The same external server is listed twice; it would get every request and every weight twice.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class EnginePlan:
     dp_attention: int = 1
     nodes: tuple[int, ...] = (0,)  # that its slots are on
     bootstrap_port: int | None = None  # where decode engines meet a prefill engine; None: picked at start
+    extra: tuple[tuple[str, Any], ...] = ()  # further arguments of SGLang, by their names there
 
 
 @dataclass(frozen=True)

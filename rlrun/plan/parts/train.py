@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlrun.algos.options import LossOptions
 from rlrun.plan.parts.model import ModelSpec
@@ -42,6 +43,7 @@ class TrainPlan:
     optimizer_offload: bool = False
     offload: bool = False
     attention_share: float = 0.0  # a sample of T tokens is T + this * T^2 work; 0 balances tokens
+    megatron: tuple[tuple[str, Any], ...] = ()  # further arguments of megatron-core, by their names there
 
 
 @dataclass(frozen=True)

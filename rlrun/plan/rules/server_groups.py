@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from rlrun.config.arguments.check import check_sglang_arguments
 from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.config.partial import Unreadable
@@ -25,43 +25,13 @@ SGLANG = "rollout.sglang"
 WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
 """Families whose checkpoints have a vision encoder that SGLang can serve apart."""
 
-OWNED = {
-    "tp": "gpus_per_engine of the group",
-    "tp_size": "gpus_per_engine of the group",
-    "tensor_parallel_size": "gpus_per_engine of the group",
-    "pp_size": "pp of the group",
-    "pipeline_parallel_size": "pp of the group",
-    "ep_size": "ep of the group",
-    "expert_parallel_size": "ep of the group",
-    "dp_size": "dp_attention of the group",
-    "data_parallel_size": "dp_attention of the group",
-    "enable_dp_attention": "dp_attention of the group",
-    "disaggregation_mode": "type of the group",
-    "encoder_only": "type of the group",
-    "language_only": "type of the group",
-    "disaggregation_bootstrap_port": "rollout.port",
-    "host": "rollout.port",
-    "port": "rollout.port",
-    "dist_init_addr": "rollout.port",
-    "nnodes": "gpus_per_engine of the group",
-    "node_rank": "gpus_per_engine of the group",
-    "base_gpu_id": "the order of the groups",
-    "model_path": "model of the group, and rollout.models",
-    "dtype": "model.dtype",
-    "device": "placement.device",
-    "context_length": "rollout.max_prompt_tokens and rollout.max_response_tokens",
-    "random_seed": "seed",
-    "enable_deterministic_inference": "rollout.seeded",
-}
-"""Arguments of SGLang that the plan decides, and the key that decides each."""
-
 
 def sglang_of(c: Context, group: Group) -> Any:
     """`rollout.sglang` as the engines of a group have it. Raises Unreadable when its own values cannot be used."""
     general = c.config.rollout.sglang
     if not group.sglang:
         return general
-    values = {name: getattr(general, name) for name in SglangConfig.model_fields}
+    values = {name: getattr(general, name) for name in SglangConfig.model_fields} | general.engine_arguments
     try:
         return SglangConfig.model_validate({**values, **group.sglang})
     except ValidationError:
@@ -80,21 +50,11 @@ def settings(c: Context, name: str) -> list[tuple[str, Any]]:
 
 
 def override_names(c: Context) -> Iterator[Problem]:
-    known = SglangConfig.model_fields
+    """Settings of one group that are not keys of `rollout.sglang` are arguments of SGLang, judged as there."""
     for group in c.groups:
-        for name in group.sglang:
-            key = f"{group.key}.sglang.{name}"
-            plain = str(name).lstrip("-").replace("-", "_")
-            if name in known:
-                continue
-            if plain in OWNED:
-                summary = f"{name} of the engines is decided by the plan"
-                hint = f"set {OWNED[plain]} instead, and remove {key}"
-                yield c.problem("override-owned-by-plan", summary, key, hint=hint)
-                continue
-            close = difflib.get_close_matches(plain, known, n=1)
-            meant = f"did you mean `{close[0]}`?" if close else f"the keys there are {', '.join(known)}"
-            yield c.problem("unknown-override", f"{SGLANG} has no key `{name}`", key, hint=f"{meant} Or remove {key}")
+        further = {name: value for name, value in group.sglang.items() if name not in SglangConfig.model_fields}
+        if further:
+            yield from check_sglang_arguments(further, f"{group.key}.sglang", c.origins)
 
 
 def override_values(c: Context) -> Iterator[Problem]:

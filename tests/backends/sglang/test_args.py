@@ -8,6 +8,9 @@ import sys
 import pytest
 
 from rlrun.backends.sglang.args import router_command, server_command, server_env, visible_gpus
+from rlrun.config.arguments.check import check_argument, offered
+from rlrun.config.arguments.table import Argument, table
+from rlrun.config.origin import Origins
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RouterPlan
 
@@ -57,6 +60,87 @@ def test_cuda_graphs_follow_the_plan(make_plan):
     graphs = options(command_of(make_plan(**changes, cuda_graph=True)))
     assert "disable-cuda-graph" not in graphs
     assert "disable-piecewise-cuda-graph" not in graphs
+
+
+def test_further_arguments_come_after_ours_and_replace_them(make_plan):
+    extra = (
+        ("schedule_policy", "lpm"),
+        ("disable_radix_cache", True),
+        ("enable_mixed_chunk", False),
+        ("disable_overlap_schedule", False),
+        ("log_level_http", "info"),
+        ("grammar_backend", None),
+        ("chunked_prefill_size", -1),
+        ("fp8_gemm_runner_backend", "triton"),
+        ("radix_cache_backend", "-x"),
+        ("gc_threshold", [700, 10]),
+        ("extra_metric_labels", {"run": "a b"}),
+    )
+    plain, words = command_of(make_plan(seeded=False)), command_of(make_plan(seeded=False, extra=extra))
+    got = options(words)
+    assert got["schedule-policy"] == "lpm"
+    assert got["log-level-http"] == "info"
+    assert words[words.index("--chunked-prefill-size") + 1] == "-1"
+    assert got["fp8-gemm-backend"] == "triton"
+    assert "disable-radix-cache" in got
+    assert "--disable-overlap-schedule" in plain
+    assert not {"enable-mixed-chunk", "disable-overlap-schedule", "grammar-backend"} & set(got)
+    assert words[words.index("--gc-threshold") + 1 :][:2] == ["700", "10"]
+    assert json.loads(words[words.index("--extra-metric-labels") + 1]) == {"run": "a b"}
+    assert "--radix-cache-backend=-x" in words
+    given = [word.split("=")[0] for word in words if word.startswith("--")]
+    assert len(given) == len(set(given))
+
+
+def another(argument: Argument) -> object:
+    """A value of an argument that is not its default."""
+    kind = argument.types[0]
+    choices = [choice for choice in argument.choices if choice not in (argument.default, None)]
+    if choices:
+        return [choices[-1]] if kind.startswith("list") else choices[-1]
+    one = {
+        "bool": argument.default is not True,
+        "int": 7,
+        "float": 0.75,
+        "str": "some text",
+        "mapping": {"a": {"b": 1}},
+    }
+    if argument.name == "cuda_graph_config":
+        return {"decode": {"backend": "full"}}
+    return [one[kind[5:-1]]] if kind.startswith("list") else one[kind]
+
+
+PARSED = """
+import argparse, json, sys
+from rlrun.backends.sglang.cpu import install_torchvision_ops
+install_torchvision_ops()
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+print("<<<" + json.dumps(vars(parser.parse_args(sys.argv[1:])), default=str))
+"""
+
+
+@pytest.mark.engines
+def test_every_argument_that_may_be_set_is_understood_by_the_installed_sglang_as_written(make_plan):
+    known = table("sglang").arguments
+    own = ("attention_backend", "max_running_requests", "max_total_tokens", "log_level", "mem_fraction_static")
+    written = {name: another(known[name]) for name in offered("sglang") if name not in own}
+    assert [name for name, value in written.items() if check_argument("sglang", name, value, "s", Origins())] == []
+    plan = make_plan(
+        device="cuda",
+        attention_backend="triton",
+        seeded=False,
+        cuda_graph=True,
+        backend="nccl",
+        extra=tuple(written.items()),
+    )
+    words = command_of(plan)
+    run = [sys.executable, "-c", PARSED, *words[words.index("server") + 1 :]]
+    out = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    assert out.returncode == 0, out.stderr[-2000:]
+    got = json.loads(out.stdout.split("<<<")[1])
+    assert {name: (value, got[name]) for name, value in written.items() if got[name] != value} == {}
 
 
 def test_engines_sample_from_different_seeds(make_plan):

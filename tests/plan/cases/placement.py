@@ -58,13 +58,13 @@ CASES = [
         ["rollout.models.judge.path=Qwen/Qwen3-8B"],
     ),
     Case("served-model-not-found", [PD, WITH_JUDGE, "rollout.models={judge: {path: ./nowhere}}"]),
-    Case("unknown-override", [PD, f"{GROUPS}.0.sglang={{max_running_request: 8}}"]),
+    Case("unknown-key", [PD, f"{GROUPS}.0.sglang={{max_running_request: 8}}"]),
     Case(
         "override-not-allowed",
         [PD, f"{GROUPS}.0.sglang={{max_running_requests: 0}}"],
         [f"{GROUPS}.0.sglang.max_running_requests=1"],
     ),
-    Case("override-owned-by-plan", [PD, f"{GROUPS}.0.sglang={{tp_size: 2}}"]),
+    Case("owned-argument", [PD, f"{GROUPS}.0.sglang={{tp_size: 2}}"]),
     Case(
         "kv-cache-too-small",
         [PD, f"{GROUPS}.0.sglang={{max_total_tokens: 64}}"],
