@@ -6,10 +6,11 @@ pydantic decides what is allowed. Nothing here stops at the first problem.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -88,7 +89,7 @@ def expand_sweep(words: Sequence[str]) -> list[list[str]]:
     groups = Groups()
     axes: list[list[str]] = []
     for override in overrides:
-        override.config_loader = groups.loader
+        override = replace(override, config_loader=groups.loader)
         if not override.is_sweep_override():
             axes.append([override.input_line or ""])
         elif override.is_discrete_sweep():
@@ -101,17 +102,30 @@ def expand_sweep(words: Sequence[str]) -> list[list[str]]:
 
 
 def _parse(words: Iterable[str], problems: list[Problem]) -> list[Override]:
-    parser = OverridesParser.create()
-    overrides = []
+    overrides: list[Override] = []
     for word in words:
-        try:
-            overrides += parser.parse_overrides([word])
-        except (HydraException, OmegaConfBaseException) as e:
-            reason = _reason(str(e))
-            where = (Where(COMMAND_LINE, word),)
-            hint = "write key=value, and quote a value with special characters: key='\"a, b\"'"
-            problems.append(Problem("bad-override", f"cannot read `{word}`: {reason}", where, hint=hint))
+        read = _parse_word(word)
+        if isinstance(read, Problem):
+            problems.append(read)
+        else:
+            overrides += read
     return overrides
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_word(word: str) -> tuple[Override, ...] | Problem:
+    """Nobody changes an Override, so that all loads of a process can share it."""
+    try:
+        return tuple(_parser().parse_overrides([word]))
+    except (HydraException, OmegaConfBaseException) as e:
+        where = (Where(COMMAND_LINE, word),)
+        hint = "write key=value, and quote a value with special characters: key='\"a, b\"'"
+        return Problem("bad-override", f"cannot read `{word}`: {_reason(str(e))}", where, hint=hint)
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
 
 
 def _reason(message: str) -> str:
