@@ -78,8 +78,8 @@ class Groups:
     def compose(self, choices: list[Override]) -> Composition:
         """Composes the root and the chosen options; goes on over unknown options and broken files. A composition
         without problems is kept for the next call with these choices, and forgotten when one of its files changes."""
-        # Origins are written relative to the working directory.
-        key = ("composition", os.getcwd(), self.folders, tuple(choice.input_line for choice in choices))
+        here = os.getcwd() if len(self.folders) > 1 else None  # origins in a user's folder are relative to it
+        key = ("composition", here, self.folders, tuple(choice.input_line for choice in choices))
         known = recall(key)
         if known is not None:
             return known

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlrun.plan.families import RUNNABLE
+from rlrun.plan.families import RANDOM, RUNNABLE
 from rlrun.plan.types import RunPlan
 
 
@@ -26,4 +26,8 @@ def limits(plan: RunPlan) -> list[Limit]:
         what = f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}"
         hint = "use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b"
         found.append(Limit("family-not-runnable", what, hint))
+    if plan.model.init == "random" and family not in RANDOM:
+        what = f"random weights can be made for {', '.join(RANDOM)} only, not for {family}"
+        hint = "set model.init to pretrained with model.path, or choose model=tiny_qwen3"
+        found.append(Limit("random-family", what, hint))
     return found

@@ -102,9 +102,10 @@ def render_sweep(plans: Sequence[RunPlan], names: Sequence[str], stream: TextIO 
 
 
 def _title(plan: RunPlan) -> str:
+    name = plan.name if plan.twin is None else f"CPU twin of {plan.twin}"
     if plan.device == "cpu":
-        return f"Plan: {plan.name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'slot')} on CPU"
-    return f"Plan: {plan.name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'GPU')}"
+        return f"Plan: {name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'slot')} on CPU"
+    return f"Plan: {name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'GPU')}"
 
 
 def _processes(plan: RunPlan) -> list[tuple[str, str]]:
@@ -233,12 +234,17 @@ def _save(plan: RunPlan) -> str:
 
 
 def _changes(changed: Sequence[ChangedValue], style: Style) -> str:
-    rows = [(c.key, shorten(f"{show(c.default)} -> {show(c.value)}"), c.origin) for c in changed]
+    rows = [(c.key, shorten(_change(c)), c.origin) for c in changed]
     key_width = max(len(key) for key, _, _ in rows)
     value_width = max(len(value) for _, value, _ in rows)
     return "\n".join(
         f"  {key:<{key_width}}  {value:<{value_width}}   {style.dim(origin)}" for key, value, origin in rows
     )
+
+
+def _change(c: ChangedValue) -> str:
+    """A twin may have gone back to the default."""
+    return f"{show(c.default)} -> {show(c.value)}" if c.value != c.default else show(c.value)
 
 
 def _counts(plan: RunPlan) -> str:

@@ -88,6 +88,7 @@ class RunPlan:
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
     memory: MemoryPlan | None = None  # on cuda
+    twin: str | None = None  # name of the experiment of which this is the CPU twin
 
 
 __all__ = [

@@ -184,7 +184,6 @@ CASES = [
     Case("inactive-key", [BIG, "model.architecture.num_experts=8"], ["model.architecture.num_experts=null"]),
     Case("missing-value", [BIG, "model.architecture.head_dim=null"], ["model.architecture.head_dim=128"]),
     Case("missing-value", [BIG, "model.family=glm4"]),
-    Case("random-family", [QUICK, "model.family=glm4"], ["model.family=qwen3"]),
     Case("memory-does-not-fit", [BIG, "trainer.recompute=none"], ["trainer.recompute=full"]),
     Case("memory-does-not-fit", [BIG, "placement.trainer.tp=1"], ["rollout.sglang.mem_fraction_static=0.35"]),
     Case(

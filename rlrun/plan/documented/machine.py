@@ -11,6 +11,10 @@ CODES: dict[str, str] = {
         "All families can be planned, with their exact parameter counts and memory; the trainer of this version has "
         "the weight mapping of Qwen3 dense models alone."
     ),
+    "random-family": (
+        "A checkpoint of random weights can be planned for every family and made for qwen3; the others need "
+        "model.path. The CPU twin of another family (+twin=cpu) therefore plans, and does not run yet."
+    ),
     "too-few-gpus": (
         "The plan is consistent, and this machine (without RAY_ADDRESS naming a cluster) has fewer GPUs than it needs."
     ),

@@ -37,5 +37,4 @@ CODES: dict[str, str] = {
         "A prompt contains characters that the tokenizer of a random model does not have. Add them to "
         "model.alphabet (and to architecture.vocab_size), or change the prompts."
     ),
-    "random-family": "A checkpoint of random weights can be made for qwen3 only; other families need model.path.",
 }

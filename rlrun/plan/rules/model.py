@@ -11,7 +11,7 @@ from pathlib import Path
 from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.context import Context
-from rlrun.plan.families import RUNNABLE, fields_of
+from rlrun.plan.families import fields_of
 from rlrun.plan.model_spec import read_architecture
 from rlrun.plan.placement import divisors, one_of
 
@@ -97,14 +97,6 @@ def family_fields(c: Context) -> Iterator[Problem]:
             yield c.problem("inactive-key", summary, key, "model.family", hint=f"set {key} to null")
 
 
-def random_family(c: Context) -> Iterator[Problem]:
-    m = c.config.model
-    if m.init == "random" and m.family not in RUNNABLE:
-        summary = f"random weights can be made for {', '.join(RUNNABLE)} only, not for {m.family}"
-        hint = "set model.init to pretrained with model.path, or model.family to qwen3"
-        yield c.problem("random-family", summary, "model.init", "model.family", hint=hint)
-
-
 def architecture(c: Context) -> Iterator[Problem]:
     """What was written under model.architecture against config.json; only keys that somebody wrote count."""
     if c.model_dir is None:
@@ -158,4 +150,4 @@ def context_length(c: Context) -> Iterator[Problem]:
         yield c.problem("context-too-long", summary, *keys, hint=hint)
 
 
-RULES = (source, alphabet, readable, family_fields, random_family, architecture, heads, context_length)
+RULES = (source, alphabet, readable, family_fields, architecture, heads, context_length)

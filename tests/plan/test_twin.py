@@ -1,0 +1,92 @@
+"""The CPU twin of every shipped experiment and family plans without a word, and says what it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlrun.cli import main
+from rlrun.config.shipped import shipped
+from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
+from rlrun.plan.explain import explain
+from rlrun.plan.families import FAMILIES
+from rlrun.plan.limits import limits
+from rlrun.plan.render import render_plan
+from rlrun.plan.suggest import suggest_text
+
+EXPERIMENTS = sorted(path.stem for path in (shipped("conf") / "experiment").glob("*.yaml"))
+MODELS = sorted(path.stem for path in (shipped("conf") / "model").glob("*.yaml"))
+BIG = "+experiment=qwen3_grpo"
+
+
+def on_gpus(experiment: str) -> list[str]:
+    words = [f"+experiment={experiment}"]
+    return words if load_plan(words).device == "cuda" else [*words, "placement=gpu_1"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_twin_of_every_shipped_experiment_plans_small_enough_for_a_laptop(experiment):
+    plan = load_plan([*on_gpus(experiment), "+twin=cpu"])
+    assert plan.device == "cpu"
+    assert plan.twin == experiment
+    assert len(plan.train.slots) <= 2
+    assert len(plan.engines) <= 2
+    assert plan.model.spec.num_parameters < 5_000_000
+    assert plan.batch.samples_per_rollout <= 256
+    assert plan.model.dtype == "float32"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("placement", ["gpu_8", "split_8gpu"])
+def test_the_twin_of_every_shipped_model_is_a_random_one_of_its_family(model, placement):
+    big = load_plan([BIG, f"model={model}", "placement=cpu_1"]) if not model.startswith("tiny_") else None
+    words = [BIG, f"model={model}", f"placement={placement}", "+twin=cpu"]
+    if big is None:  # random already, so it keeps the experiment's data, which it cannot spell
+        words += ["data=quickstart", "data.eval=null", "data.system_prompt=null"]
+        words += ["rollout.max_prompt_tokens=16", "rollout.max_response_tokens=8"]
+    plan = load_plan(words)
+    assert plan.model.init == "random"
+    assert plan.model.spec.family in FAMILIES
+    if big is not None:
+        assert plan.model.spec.family == big.model.spec.family
+        assert (plan.model.spec.moe is None) == (big.model.spec.moe is None)
+        assert (plan.model.spec.mla is None) == (big.model.spec.mla is None)
+        assert (plan.model.spec.indexer is None) == (big.model.spec.indexer is None)
+    runs = plan.model.spec.family == "qwen3"
+    assert (limits(plan) == []) == runs
+
+
+def test_the_twins_plan_is_titled_and_shows_the_values_it_replaced():
+    text = render_plan(load_plan([BIG, "+twin=cpu", "algo.lr=0.5"]))
+    assert text.startswith("Plan: CPU twin of qwen3_grpo, 1 node x 2 slots on CPU")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines() if "   " in line}
+    assert lines["num_steps"] == "100 -> 4 twin cpu, was 200"
+    assert lines["placement.trainer.tp"] == "1 twin cpu, was 2"
+    assert lines["algo.lr"] == "1e-06 -> 0.5 command line"
+
+
+def test_a_twin_survives_json_and_is_resumed_as_one():
+    plan = load_plan([BIG, "+twin=cpu"])
+    assert plan_from_json(plan_to_json(plan)) == plan
+    again = replan(plan, ["num_steps=5"])
+    assert (again.twin, again.num_steps, again.config_hash != plan.config_hash) == ("qwen3_grpo", 5, True)
+    assert replan(plan, []).config_hash == plan.config_hash
+
+
+def test_explain_tells_the_rule_and_the_value_in_the_twin():
+    assert "two ranks" in explain("twin", [])
+    assert "twin cpu, was 2 " in explain("placement.trainer.tp", [BIG, "+twin=cpu"])
+
+
+def test_suggest_diff_and_sweeps_understand_it(tmp_path, capsys):
+    assert suggest_text([BIG, "+twin=cpu"]) == "A run on cpu has no memory gate."
+    words = tmp_path / "twin.words"
+    words.write_text("+experiment=qwen3_grpo +twin=cpu\n")
+    assert main(["diff", "qwen3_grpo", f"@{words}"]) == 0
+    assert "placement.device" in capsys.readouterr().out
+    assert main(["plan", "-m", BIG, "+twin=cpu", "seed=1,2"]) == 0
+    assert "Sweep of 2 points" in capsys.readouterr().out
+
+
+def test_help_names_it(capsys):
+    assert main(["--help"]) == 0
+    assert "+twin=cpu" in capsys.readouterr().out
