@@ -223,7 +223,9 @@ def _eval(plan: RunPlan) -> str:
     before = "before training and " if plan.eval.before_train else ""
     samples = f" x {plan.eval.samples_per_prompt} samples" if plan.eval.samples_per_prompt > 1 else ""
     when = f"{before}every {_n(plan.eval.interval, 'step')}"
-    return f"{when}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}"
+    cut = f", top_p {plan.eval.top_p:g}" if plan.eval.top_p < 1 else ""
+    cut += f", top_k {plan.eval.top_k}" if plan.eval.top_k != -1 else ""
+    return f"{when}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}{cut}"
 
 
 def _save(plan: RunPlan) -> str:

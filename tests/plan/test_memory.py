@@ -32,7 +32,8 @@ from rlrun.plan.types import ModelSpec
 
 
 def spec(model: str) -> ModelSpec:
-    return load_plan(["+experiment=qwen3_grpo", "placement=cpu_1", f"model={model}"]).model.spec
+    words = ["+experiment=qwen3_grpo", "placement=cpu_1", "rollout.max_response_tokens=1024"]
+    return load_plan([*words, f"model={model}"]).model.spec
 
 
 def layout(model: str = "qwen3_4b", **changes: object) -> Layout:

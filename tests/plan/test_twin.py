@@ -38,7 +38,11 @@ def test_the_twin_of_every_shipped_experiment_plans_small_enough_for_a_laptop(ex
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("placement", ["gpu_8", "split_8gpu"])
 def test_the_twin_of_every_shipped_model_is_a_random_one_of_its_family(model, placement):
-    big = load_plan([BIG, f"model={model}", "placement=cpu_1"]) if not model.startswith("tiny_") else None
+    big = (
+        load_plan([BIG, f"model={model}", "placement=cpu_1", "rollout.max_response_tokens=64"])
+        if not model.startswith("tiny_")
+        else None
+    )
     words = [BIG, f"model={model}", f"placement={placement}", "+twin=cpu"]
     if big is None:  # random already, so it keeps the experiment's data, which it cannot spell
         words += ["data=quickstart", "data.eval=null", "data.system_prompt=null"]

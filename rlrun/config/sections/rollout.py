@@ -33,6 +33,12 @@ class RolloutConfig(Section):
     """Most tokens generated for one sample."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the trainer divides its logits by the same value."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, json_schema_extra=NOT_SEMANTIC)
+    """Has to be 1: samples are drawn from the whole distribution, whose log-probs are trained on. See eval.top_p."""
+    top_k: Annotated[int, Field(ge=-1)] = Field(default=-1, json_schema_extra=NOT_SEMANTIC)
+    """Has to be -1, all tokens, for the same reason. See eval.top_k."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, json_schema_extra=NOT_SEMANTIC)
+    """Has to be 0, for the same reason."""
     stop: list[str] = Field(default=[])
     """Strings that end a sample, beside the end-of-sequence token."""
     seeded: bool = False
