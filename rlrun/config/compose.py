@@ -154,7 +154,8 @@ class _TolerantRepository(CachingConfigRepository):
     """Reads a file that is not YAML, or is known to be absent, as an empty one, and remembers the problem."""
 
     def __init__(self, delegate: Any, folders: tuple[Path, ...]):
-        super().__init__(delegate)
+        self.delegate = delegate  # not a deep copy, as Hydra would: nobody else has this one
+        self.cache: dict[str, ConfigResult | None] = {}
         self.folders = folders
         self.asked: dict[str, Stamp] = {}
         """Every file that was looked for, in all folders, as it was before it was read: a new one counts too."""

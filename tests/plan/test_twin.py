@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rlrun.cli import main
+from rlrun.config.load import load
 from rlrun.config.shipped import shipped
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
+from rlrun.plan.context import Context
 from rlrun.plan.explain import explain
 from rlrun.plan.families import FAMILIES
 from rlrun.plan.limits import limits
@@ -35,28 +37,24 @@ def test_the_twin_of_every_shipped_experiment_plans_small_enough_for_a_laptop(ex
     assert plan.model.dtype == "float32"
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("placement", ["gpu_8", "split_8gpu"])
-def test_the_twin_of_every_shipped_model_is_a_random_one_of_its_family(model, placement):
-    big = (
-        load_plan([BIG, f"model={model}", "placement=cpu_1", "rollout.max_response_tokens=64"])
-        if not model.startswith("tiny_")
-        else None
-    )
-    words = [BIG, f"model={model}", f"placement={placement}", "+twin=cpu"]
-    if big is None:  # random already, so it keeps the experiment's data, which it cannot spell
-        words += ["data=quickstart", "data.eval=null", "data.system_prompt=null"]
-        words += ["rollout.max_prompt_tokens=16", "rollout.max_response_tokens=8"]
-    plan = load_plan(words)
+@pytest.mark.parametrize("model", [model for model in MODELS if not model.startswith("tiny_")])
+def test_the_twin_of_every_shipped_model_is_a_random_one_of_its_family(model):
+    loaded = load([BIG, f"model={model}"])
+    plan = load_plan([BIG, f"model={model}", "+twin=cpu"])
     assert plan.model.init == "random"
-    assert plan.model.spec.family in FAMILIES
-    if big is not None:
-        assert plan.model.spec.family == big.model.spec.family
-        assert (plan.model.spec.moe is None) == (big.model.spec.moe is None)
-        assert (plan.model.spec.mla is None) == (big.model.spec.mla is None)
-        assert (plan.model.spec.indexer is None) == (big.model.spec.indexer is None)
-    runs = plan.model.spec.family == "qwen3"
-    assert (limits(plan) == []) == runs
+    assert plan.model.name == f"tiny_{plan.model.spec.family}"
+    assert plan.model.spec.family == loaded.config.model.family
+    assert (limits(plan) == []) == (plan.model.spec.family == "qwen3")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_model_that_is_random_already_stays_as_it_is(family):
+    """Trained and served on different slots, with the quickstart's data, which its alphabet spells."""
+    words = ["+experiment=quickstart", f"model=tiny_{family}", "placement=split_8gpu"]
+    plain, plan = load(words), load_plan([*words, "+twin=cpu"])
+    assert plan.model.spec == Context(plain.config, plain.origins).spec
+    assert (plan.placement_mode, plan.sync.transport, plan.device) == ("disaggregated", "distributed", "cpu")
+    assert (plan.train.tp, plan.train.dp, len(plan.engines)) == (2, 1, 2)
 
 
 def test_the_twins_plan_is_titled_and_shows_the_values_it_replaced():
