@@ -30,6 +30,8 @@ class Key:
     """Holds free keys of its own, such as reward.arguments."""
     semantic: bool
     """Part of the config hash."""
+    item: type[Section] | None = None
+    """What each entry is, of a list or mapping of groups of keys."""
 
 
 @functools.cache
@@ -41,7 +43,8 @@ def all_keys() -> dict[str, Key]:
 
 
 def find_key(path: str) -> Key | None:
-    """The key at `path`, or the open key it lies below; None when the schema has neither."""
+    """The key at `path`, in an entry of a list too (`placement.rollout.server_groups.0.gpus`), or the open key it lies
+    below; None when the schema has neither."""
     keys = all_keys()
     if path in keys:
         return keys[path]
@@ -49,7 +52,30 @@ def find_key(path: str) -> Key | None:
     for length in range(len(parts) - 1, 0, -1):
         parent = keys.get(".".join(parts[:length]))
         if parent is not None:
+            if parent.item is not None and (parent.open or parts[length].isdigit()):
+                return _in_item(parent, parts[: length + 1], parts[length + 1 :])
             return parent if parent.open else None
+    return None
+
+
+def _in_item(parent: Key, entry: list[str], rest: list[str]) -> Key | None:
+    """The key `rest` of one entry of a list or mapping; the list or mapping itself for the entry as a whole."""
+    if not rest:
+        return parent
+    assert parent.item is not None
+    inner: dict[str, Key] = {}
+    _collect(parent.item, ".".join(entry) + ".", parent.semantic, inner)
+    found = inner.get(".".join([*entry, rest[0]]))
+    return found if found is not None and (len(rest) == 1 or found.open) else None
+
+
+def item_keys(path: str) -> tuple[str, list[str]] | None:
+    """When `path` lies in an entry of a list or mapping of groups: that entry's path, and the keys an entry has."""
+    parts = path.split(".")
+    for length in range(len(parts) - 2, 0, -1):
+        parent = all_keys().get(".".join(parts[:length]))
+        if parent is not None and parent.item is not None:
+            return ".".join(parts[: length + 1]), list(parent.item.model_fields)
     return None
 
 
@@ -74,11 +100,21 @@ def nearest_key(path: str) -> str | None:
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section a field holds, optional or not."""
+    """The section a field holds, optional or not; none for a list or mapping of sections."""
+    if get_origin(annotation) in (list, dict):
+        return None
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
+
+
+def item_of(annotation: Any) -> type[Section] | None:
+    """The section of which a field holds a list or a mapping."""
+    if get_origin(annotation) not in (list, dict):
+        return None
+    last = get_args(annotation)[-1]
+    return last if isinstance(last, type) and issubclass(last, Section) else None
 
 
 def _collect(section: type[Section], prefix: str, semantic: bool, found: dict[str, Key]) -> None:
@@ -97,6 +133,7 @@ def _collect(section: type[Section], prefix: str, semantic: bool, found: dict[st
             section=inner,
             open=get_origin(field.annotation) is dict,
             semantic=counts,
+            item=item_of(field.annotation),
         )
         if inner is not None:
             _collect(inner, f"{path}.", counts, found)
@@ -114,9 +151,12 @@ def describe(annotation: Any, metadata: Any = ()) -> str:
     if origin is Literal:
         return "one of " + ", ".join(str(a) for a in arguments) if len(arguments) > 1 else f"only {arguments[0]}"
     if origin is list:
-        return "a list of " + {"a text": "texts"}.get(describe(arguments[0]), describe(arguments[0]))
+        items = describe(arguments[0])
+        kind = {"a text": "texts", "a group of keys": "groups of keys"}.get(items, items)
+        least = any(getattr(constraint, "min_length", None) for constraint in metadata)
+        return f"a list of {kind}{', not empty' if least else ''}"
     if origin is dict:
-        return "a mapping of names to values"
+        return f"a mapping of names to {'groups of keys' if item_of(annotation) else 'values'}"
     if section_of(annotation) is not None:
         return "a group of keys"
     return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[annotation] + _bounds(
@@ -152,6 +192,12 @@ _OTHER_NAMES = {
     "context_parallel_size": "placement.trainer.cp",
     "rollout_num_gpus_per_engine": "placement.rollout.gpus_per_engine",
     "gpu_memory_utilization": "rollout.sglang.mem_fraction_static",
+    "sglang_config": "placement.rollout.server_groups",
+    "rollout_external_engine_addrs": "placement.rollout.external",
+    "prefill_num_servers": "placement.rollout.server_groups",
+    "num_gpus_per_node": "placement.gpus_per_node",
+    "rollout_num_gpus": "placement.rollout.gpus",
+    "actor_num_nodes": "placement.num_nodes",
 }
 
 _PATTERNS = {

@@ -6,6 +6,7 @@ pydantic decides what is allowed. Nothing here stops at the first problem.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import itertools
 import os
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlrun.config.compose import Composition, Groups
-from rlrun.config.keys import all_keys, expected, find_key, nearest_key
+from rlrun.config.keys import all_keys, expected, find_key, item_keys, nearest_key
 from rlrun.config.origin import COMMAND_LINE, Origins, show
 from rlrun.config.partial import Partial
 from rlrun.config.resolve import resolve
@@ -303,14 +304,18 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
     if error["type"] == "extra_forbidden":
         return _unknown_key(key, (origins.where(key, error["input"]),), groups)
     if error["type"] == "missing":
-        return _missing(key, groups)
+        return _missing(key, origins, groups)
     value = error["input"]
     where = (origins.where(key, value),)
-    name = next(
-        p for n in range(len(key), 0, -1) if (p := ".".join(key.split(".")[:n])) in all_keys()
-    )  # not rollout.stop.0
-    known = all_keys()[name]
-    bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number")
+    parts = key.split(".")
+    entry = item_keys(key)
+    if entry is not None and find_key(key) is not None:
+        name = key
+    else:
+        name = next(p for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in all_keys())  # not a.stop.0
+    known = find_key(name)
+    assert known is not None
+    bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number", "too_short")
     code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
     got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
     hint = f"set {name} to {expected(name)}"
@@ -339,6 +344,13 @@ def _kind(value: Any) -> str:
 
 
 def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
+    entry = item_keys(key)
+    if entry is not None:
+        inside, names = entry
+        name = key.removeprefix(f"{inside}.")
+        close = difflib.get_close_matches(name.split(".")[0], names, n=1)
+        hint = f"did you mean `{inside}.{close[0]}`?" if close else f"the keys there are {', '.join(names)}"
+        return Problem("unknown-key", f"{inside} has no key `{name}`", where, hint=hint)
     parent, _, name = key.rpartition(".")
     while parent and parent not in all_keys():
         parent, _, name = parent.rpartition(".")
@@ -356,7 +368,7 @@ def _unknown_key(key: str, where: tuple[Where, ...], groups: Groups) -> Problem:
     return Problem("unknown-key", summary, where, hint=hint)
 
 
-def _missing(key: str, groups: Groups) -> Problem:
+def _missing(key: str, origins: Origins, groups: Groups) -> Problem:
     options = groups.options(key)
     if options:
         hint = f"choose one: {', '.join(f'{key}={option}' for option in options)}; or start from +experiment=NAME"
@@ -364,4 +376,5 @@ def _missing(key: str, groups: Groups) -> Problem:
         hint = f"set {key} to {expected(key)}"
         if "." not in key:
             hint += ", or start from +experiment=NAME"
-    return Problem("missing-value", f"{key} has no value", hint=hint)
+    where = () if item_keys(key) is None else (origins.where(key, "???"),)
+    return Problem("missing-value", f"{key} has no value", where, hint=hint)

@@ -34,6 +34,8 @@ class Origins:
     _of: dict[str, Where] = field(default_factory=dict)
     _groups: dict[str, Where] = field(default_factory=dict)
     """Keys of mappings: what such a mapping leaves out is a default, not something that it set."""
+    _lists: set[str] = field(default_factory=set)
+    """Keys of lists whose entries are mappings, which are known line by line beside the list itself."""
 
     def add_file(self, path: Path, package: str) -> None:
         """Every key of a YAML file, whose content goes below `package`."""
@@ -78,15 +80,22 @@ class Origins:
     def _find(self, key: str) -> Where | None:
         if key in self._groups and key not in self._of:
             return self._groups[key]
+        if key in self._lists and key in self._of:
+            return self._of[key]
         below = [where for k, where in self._of.items() if k.startswith(f"{key}.")]
         if below:  # a mapping that is known by its items, such as reward.arguments
             return below[-1]
-        parts = key.split(".")
-        return next((self._of[k] for n in range(len(parts), 0, -1) if (k := ".".join(parts[:n])) in self._of), None)
+        while key and key not in self._of:
+            above = key.rpartition(".")[0]
+            if above in self._lists and key in self._groups:
+                return self._groups[key]  # an entry of a list, of which it is no key
+            key = above
+        return self._of.get(key)
 
     def _set(self, key: str, where: Where) -> None:
         for below in [k for k in self._of if k.startswith(f"{key}.")]:
             del self._of[below]
+        self._lists.discard(key)
         self._of[key] = where
 
     def _walk(self, node: yaml.MappingNode, file: str, prefix: str, is_root: bool = False) -> None:
@@ -105,6 +114,15 @@ class Origins:
                 self._walk(value_node, file, key)
             else:
                 self._set(key, where)
+            if isinstance(value_node, yaml.SequenceNode):
+                self._walk_list(value_node, file, key)
+
+    def _walk_list(self, node: yaml.SequenceNode, file: str, key: str) -> None:
+        for index, entry in enumerate(node.value):
+            if isinstance(entry, yaml.MappingNode):
+                self._lists.add(key)
+                self._groups[f"{key}.{index}"] = Where(f"{file}:{entry.start_mark.line + 1}", "")
+                self._walk(entry, file, f"{key}.{index}")
 
 
 def line_of_choice(path: Path, group: str, option: str) -> int | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlrun.config.keys import section_of
+from pydantic import TypeAdapter, ValidationError
+
+from rlrun.config.keys import item_of, section_of
 from rlrun.config.sections.base import Section
 
 
@@ -45,4 +47,10 @@ class Partial:
             return Partial(inner, value, self._bad, self._incomplete, path)
         if any(bad[: len(path)] == path for bad in self._bad):  # an item of a list or mapping
             raise Unreadable(".".join(path))
+        if item_of(field.annotation) is not None:
+            try:
+                kind: Any = field.annotation
+                return TypeAdapter(kind).validate_python(value)
+            except ValidationError:  # an entry has a key too many
+                raise Unreadable(".".join(path)) from None
         return value

@@ -8,7 +8,8 @@ as it is (advantage, loss, KL, optimizer, async mode, weight transport, placemen
   model stays.
 * trainer: at most two ranks. The largest of tp, pp, ep and dp becomes 2 (the first of them when equal) and the others
   1; experts are shared by data-parallel ranks, so ep 2 is dp 2 as well. Context parallelism becomes 1.
-* engines: at most two, of one slot each. All on one node, whose slots are as many as needed.
+* engines: at most two, of one slot each, or one of each server group. Servers of the policy that run elsewhere are
+  replaced by engines of our own; other models are served as they are. All on one node, with as many slots as needed.
 * batch: at most 4 samples a group and 4 groups an optimizer step, and as many optimizer steps a rollout as before.
 * lengths, steps and intervals: small. Keys that only a GPU reads: their defaults.
 
@@ -23,6 +24,8 @@ from typing import Any
 
 from rlrun.config.keys import all_keys
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import plain
+from rlrun.config.sections.placement import ServerGroup
 
 OPTIONS = ("cpu",)
 ORIGIN = "twin cpu"
@@ -43,6 +46,8 @@ MOST_RANKS = MOST_ENGINES = 2
 GPU_KEYS = (
     "placement.gpu",
     "placement.host_memory_gib",
+    "placement.cpus_per_node",
+    "placement.reserved",
     "rollout.sglang.attention_backend",
     "rollout.sglang.mem_fraction_static",
     "rollout.sglang.cuda_graph",
@@ -68,7 +73,7 @@ class _Scaled:
         return node
 
     def put(self, key: str, value: Any) -> None:
-        if not self.fixed(key) and self.now(key) != value:
+        if not self.fixed(key) and plain(self.now(key)) != value:
             self.changes[key] = value
 
     def cap(self, key: str, most: int) -> None:
@@ -131,10 +136,17 @@ def _task(s: _Scaled, data: Mapping[str, Any], reward: str) -> None:
 
 def _placement(s: _Scaled) -> None:
     p = s.config.placement
-    trainer, rollout = "placement.trainer", "placement.rollout"
     s.put("placement.name", "cpu_twin")
     s.put("placement.device", "cpu")
-    sizes = _two_ranks(p.trainer.tp, p.trainer.pp, p.trainer.ep, p.trainer.gpus, p.trainer.cp)
+    s.put("placement.num_nodes", 1)
+    slots = (_trainer(s) if p.mode != "rollout_only" else 0, _engines(s) if p.mode != "train_only" else 0)
+    s.put("placement.gpus_per_node", sum(slots) if p.mode == "disaggregated" else max(slots))
+
+
+def _trainer(s: _Scaled) -> int:
+    """Returns its slots."""
+    t, trainer = s.config.placement.trainer, "placement.trainer"
+    sizes = _two_ranks(t.tp, t.pp, t.ep, t.gpus, t.cp)
     for name in ("tp", "pp", "ep"):
         s.put(f"{trainer}.{name}", sizes[name])
     s.put(f"{trainer}.cp", 1)
@@ -142,15 +154,36 @@ def _placement(s: _Scaled) -> None:
     s.put(f"{trainer}.gpus", replica * (sizes["dp"] if replica == 1 else 1))
     if s.now(f"{trainer}.tp") == 1:
         s.put("trainer.sequence_parallel", False)
-    s.put(f"{rollout}.gpus_per_engine", 1)
-    engines = min(MOST_ENGINES, max(1, p.rollout.gpus // p.rollout.gpus_per_engine))
+    return int(s.now(f"{trainer}.gpus"))
+
+
+def _engines(s: _Scaled) -> int:
+    """Returns their slots."""
+    r, rollout = s.config.placement.rollout, "placement.rollout"
+    for name in ("gpus_per_engine", "pp", "ep", "dp_attention"):
+        s.put(f"{rollout}.{name}", 1)
+    s.put(f"{rollout}.external", [plain(server) for server in r.external if server.model != "policy"])
+    s.put(f"{rollout}.server_groups", [_group(group) for group in r.server_groups])
+    s.put("rollout.sglang.max_total_tokens", KV_TOKENS)
+    groups = s.now(f"{rollout}.server_groups")
+    if groups:
+        gpus = sum(group["gpus"] if isinstance(group, dict) else group.gpus for group in groups)
+        s.put(f"{rollout}.gpus", gpus)
+        return gpus
+    engines = min(MOST_ENGINES, max(1, r.gpus // r.gpus_per_engine))
     s.put(f"{rollout}.gpus", engines * s.now(f"{rollout}.gpus_per_engine"))
     if engines == 1:
         s.put("rollout.router_policy", all_keys()["rollout.router_policy"].default)
-    both = s.now(f"{trainer}.gpus"), s.now(f"{rollout}.gpus")
-    s.put("placement.num_nodes", 1)
-    s.put("placement.gpus_per_node", max(both) if p.mode == "colocated" else sum(both))
-    s.put("rollout.sglang.max_total_tokens", KV_TOKENS)
+    return int(s.now(f"{rollout}.gpus"))
+
+
+def _group(group: ServerGroup) -> dict[str, Any]:
+    """A server group with one engine of one slot."""
+    own = {key: value for key, value in group.sglang.items() if f"rollout.sglang.{key}" not in GPU_KEYS}
+    kept = {"type": group.type, "gpus": 1, "name": group.name, "model": group.model, "sglang": own}
+    if group.type != "placeholder":
+        kept["gpus_per_engine"] = 1
+    return {key: value for key, value in kept.items() if value not in (None, {})}
 
 
 def _two_ranks(tp: int, pp: int, ep: int, gpus: int, cp: int) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 
 from rlrun.config.keys import all_keys
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import plain
 from rlrun.config.twin import ORIGIN as TWIN_ORIGIN
 from rlrun.errors import RlrunError
 from rlrun.plan import placement
@@ -17,8 +18,9 @@ from rlrun.plan.checks import run_checks
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.decide.model import model_plan
 from rlrun.plan.decide.operations import data_plan, eval_plan, tracking_plan
-from rlrun.plan.decide.rollout import engines_plan, rollout_plan, sync_plan
+from rlrun.plan.decide.rollout import deployment_plan, engines_plan, rollout_plan, routers_plan, sync_plan
 from rlrun.plan.decide.train import algo_plan, batch_plan, train_plan
+from rlrun.plan.groups import POLICY
 from rlrun.plan.identity import config_hash, resolved
 from rlrun.plan.memory import estimate
 from rlrun.plan.rules.memory import layout_of
@@ -57,7 +59,7 @@ def build_plan(c: Context, experiment: str | None = None, twin: str | None = Non
     assert isinstance(config, RunConfig)
     p = config.placement
     model = model_plan(c)
-    engines, router = engines_plan(config)
+    engines, routers = engines_plan(c), routers_plan(c)
     return RunPlan(
         name=config.name,
         experiment=experiment,
@@ -77,7 +79,7 @@ def build_plan(c: Context, experiment: str | None = None, twin: str | None = Non
         algo=algo_plan(c),
         batch=batch_plan(config),
         engines=engines,
-        router=router,
+        router=routers.get(POLICY),
         rollout=rollout_plan(config),
         data=data_plan(c),
         reward=RewardPlan(config.reward.function, dict(config.reward.arguments), float(config.reward.timeout_s)),
@@ -89,6 +91,7 @@ def build_plan(c: Context, experiment: str | None = None, twin: str | None = Non
         changed=_changed(c),
         resolved_config=resolved(c),
         memory=_memory(c),
+        deployment=deployment_plan(c, engines, routers),
         twin=twin,
     )
 
@@ -112,7 +115,7 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
             continue
         value, origin = c.value(key.path), c.origins.of(key.path)
         if value != key.default or origin.startswith(TWIN_ORIGIN):  # a twin also goes back to defaults
-            changed.append(ChangedValue(key.path, key.default, value, origin))
+            changed.append(ChangedValue(key.path, plain(key.default), plain(value), origin))
     return tuple(changed)
 
 

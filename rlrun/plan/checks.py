@@ -7,11 +7,21 @@ from collections.abc import Callable, Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
-from rlrun.plan.rules import algo, files, memory, model, placement
+from rlrun.plan.rules import algo, engines, files, memory, model, modes, nodes, placement, server_groups
 
 Rule = Callable[[Context], Iterator[Problem]]
 
-RULES: tuple[Rule, ...] = (*algo.RULES, *placement.RULES, *model.RULES, *memory.RULES, *files.RULES)
+RULES: tuple[Rule, ...] = (
+    *algo.RULES,
+    *placement.RULES,
+    *nodes.RULES,
+    *server_groups.RULES,
+    *engines.RULES,
+    *modes.RULES,
+    *model.RULES,
+    *memory.RULES,
+    *files.RULES,
+)
 
 
 def run_checks(context: Context) -> list[Problem]:

@@ -3,9 +3,9 @@ The texts are in `rlrun.plan.documented`, by subject."""
 
 from __future__ import annotations
 
-from rlrun.plan.documented import algo, command, files, machine, memory, model, placement, runs, weights
+from rlrun.plan.documented import algo, command, deployment, files, machine, memory, model, placement, runs, weights
 
-SUBJECTS = (command, placement, memory, algo, model, files, machine, weights, runs)
+SUBJECTS = (command, placement, deployment, memory, algo, model, files, machine, weights, runs)
 
 CODES: dict[str, str] = {code: text for subject in SUBJECTS for code, text in subject.CODES.items()}
 

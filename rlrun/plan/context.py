@@ -12,10 +12,12 @@ from rlrun.config.keys import all_keys
 from rlrun.config.origin import Origins
 from rlrun.config.partial import Partial, Unreadable
 from rlrun.config.schema import RunConfig
+from rlrun.config.sections.base import plain
 from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.dataset import Scan, scan
 from rlrun.plan.families import fields_of
+from rlrun.plan.groups import Group, server_groups
 from rlrun.plan.model_spec import make_spec, read_architecture
 from rlrun.plan.types import ModelSpec
 
@@ -34,7 +36,10 @@ class Context:
         for name in key.split("."):
             if node is None:
                 raise Unreadable(key)
-            node = getattr(node, name)
+            if isinstance(node, list | tuple):
+                node = node[int(name)]
+            else:
+                node = node[name] if isinstance(node, dict) else getattr(node, name)
         return node
 
     def changed(self, key: str) -> bool:
@@ -43,7 +48,7 @@ class Context:
 
     def problem(self, code: str, summary: str, *keys: str, hint: str) -> Problem:
         """A problem that shows these keys, their values and who set them."""
-        return Problem(code, summary, tuple(self.origins.where(key, self.value(key)) for key in keys), hint)
+        return Problem(code, summary, tuple(self.origins.where(key, plain(self.value(key))) for key in keys), hint)
 
     @functools.cached_property
     def model_dir(self) -> str | None:
@@ -77,6 +82,11 @@ class Context:
             return read_architecture(self.model_dir, self.config.model.family)
         except RlrunError as e:
             raise Unreadable("model.path") from e
+
+    @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The server groups with every size decided."""
+        return server_groups(self.config.placement, self.config.rollout.models)
 
     def rows(self, name: str) -> Scan | None:
         """The rows of `data.train` or `data.eval`; None when there is no such data set. Read once."""

@@ -220,7 +220,8 @@ def _decisions(plan: Mapping[str, Any]) -> Any:
     own["slots"] = len(plan["slots"])
     own["train"] = {**plan["train"], "slots": len(plan["train"]["slots"])}
     own["model"] = {**model, "spec": {"num_parameters": model["spec"]["num_parameters"]}}
-    each = {k: v for k, v in engines[0].items() if k not in ("index", "slots", "port", "dist_port")}
+    own_places = ("index", "slots", "port", "dist_port", "bootstrap_port", "nodes")
+    each = {k: v for k, v in engines[0].items() if k not in own_places} if engines else {}
     own["engines"] = {"number": len(engines), **each}
     return json.loads(json.dumps(own))  # tuples as the lists that a saved plan has
 

@@ -11,6 +11,7 @@ from rlrun.config.keys import Key, all_keys, find_key, nearest_key
 from rlrun.config.load import Loaded, load
 from rlrun.config.origin import COMMAND_LINE, show
 from rlrun.config.partial import Unreadable
+from rlrun.config.sections.base import plain
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.codes import CODES
 from rlrun.plan.context import Context
@@ -50,6 +51,12 @@ def _leaf(key: Key, loaded: Loaded) -> str:
         lines.append(f"  {value}   {origin}   ({default})")
     else:
         lines.append(f"  {value}   ({default})")
+    if key.item is not None:
+        lines.append("Each entry has")
+        width = max(map(len, key.item.model_fields))
+        for name, field in key.item.model_fields.items():
+            row = f"  {name:<{width}}  {' '.join((field.description or '').split())}"
+            lines.append(textwrap.fill(row, WIDTH, subsequent_indent=" " * (width + 4), break_on_hyphens=False))
     return "\n".join(lines)
 
 
@@ -74,7 +81,7 @@ def _value(key: Key, loaded: Loaded) -> tuple[str, str | None]:
     if key.section is not None:
         return "...", None
     try:
-        value = show(Context(loaded.config, loaded.origins).value(key.path))
+        value = show(plain(Context(loaded.config, loaded.origins).value(key.path)))
     except Unreadable:
         unset = "no value" if key.required else show(key.default)
         value = unset if key.path not in loaded.origins else "no usable value"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.plan.families import RANDOM, RUNNABLE
+from rlrun.plan.groups import POLICY
 from rlrun.plan.types import RunPlan
 from rlrun.plan.weight_files import only_described
 
@@ -46,4 +47,71 @@ def limits(plan: RunPlan) -> list[Limit]:
     if path is not None and only_described(Path(path)):
         hint = "download weights and tokenizer into that folder, or set model.path to the Hub id"
         found.append(Limit("weights-not-here", f"{path} has a config.json and no weights", hint))
+    for rule in (_mode, _colocated_nodes, _server_groups, _frozen_models, _external, _engine_nodes, _engine_parallel):
+        found += rule(plan)
     return found
+
+
+def _mode(plan: RunPlan) -> list[Limit]:
+    if plan.placement_mode not in ("train_only", "rollout_only"):
+        return []
+    hint = "use `rlrun plan`, or set placement.mode to colocated"
+    return [Limit("mode-not-runnable", f"a {plan.placement_mode} placement", hint)]
+
+
+def _colocated_nodes(plan: RunPlan) -> list[Limit]:
+    if plan.sync is None or plan.sync.backend != "cuda_ipc":
+        return []
+    first = plan.slots[plan.train.slots[0]].node
+    away = [e.index for e in plan.engines if e.model == POLICY and set(e.nodes) != {first}]
+    if not away:
+        return []
+    which = f"engine {away[0]}" if len(away) == 1 else f"engines {away[0]} to {away[-1]}"
+    what = f"{which} on other nodes than trainer rank 0, which hands out the weights by CUDA IPC"
+    hint = "use `rlrun plan`, or set placement.mode to disaggregated and weight_sync.transport to distributed"
+    return [Limit("colocated-nodes-not-runnable", what, hint)]
+
+
+def _server_groups(plan: RunPlan) -> list[Limit]:
+    kinds = {g.type: g.name for g in plan.deployment.groups if g.type not in ("regular", "placeholder")}
+    if not kinds:
+        return []
+    what = f"server groups of type {' and '.join(kinds)} ({', '.join(kinds.values())})"
+    hint = "use `rlrun plan`, or make the policy's groups regular"
+    return [Limit("server-groups-not-runnable", what, hint)]
+
+
+def _frozen_models(plan: RunPlan) -> list[Limit]:
+    names = [model.name for model in plan.deployment.models]
+    if not names:
+        return []
+    what = f"serving {', '.join(names)} beside the policy"
+    return [Limit("served-models-not-runnable", what, "use `rlrun plan`, or set rollout.models to {}")]
+
+
+def _external(plan: RunPlan) -> list[Limit]:
+    urls = [engine.url for engine in plan.deployment.external]
+    if not urls:
+        return []
+    what = f"attaching {', '.join(urls)}"
+    return [Limit("external-engines-not-runnable", what, "use `rlrun plan`, or set placement.rollout.external to []")]
+
+
+def _engine_nodes(plan: RunPlan) -> list[Limit]:
+    wide = next((engine for engine in plan.engines if len(engine.nodes) > 1), None)
+    if wide is None:
+        return []
+    what = f"an engine over {len(wide.nodes)} nodes (engine {wide.index}, nodes {wide.nodes[0]} to {wide.nodes[-1]})"
+    hint = f"use `rlrun plan`, or set placement.rollout.gpus_per_engine to {plan.gpus_per_node} or less"
+    return [Limit("engine-nodes-not-runnable", what, hint)]
+
+
+def _engine_parallel(plan: RunPlan) -> list[Limit]:
+    for engine in plan.engines:
+        sizes = {"pp": engine.pp, "ep": engine.ep, "dp_attention": engine.dp_attention}
+        used = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        if used:
+            what = f"engines with {', '.join(used)} (engine {engine.index})"
+            hint = "use `rlrun plan`, or set placement.rollout.pp, ep and dp_attention to 1"
+            return [Limit("engine-parallel-not-runnable", what, hint)]
+    return []

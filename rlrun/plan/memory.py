@@ -85,6 +85,8 @@ class Layout:
     max_total_tokens: int | None
     sample_tokens: int  # longest prompt and response
     bucket_bytes: int
+    engine_pp: int = 1
+    engine_dp: int = 1  # data-parallel attention ranks of an engine
 
     @property
     def tokens(self) -> int:
@@ -225,17 +227,19 @@ def state_bytes_per_request(spec: ModelSpec, tp: int) -> int:
 
 
 def engine_weights(m: Layout) -> int:
-    """Bytes of the weights on one of an engine's GPUs, which divide experts as they divide everything else."""
-    [(plain, experts)] = stage_parameters(m.spec, m.engine_tp, 1, m.engine_tp)
-    return m.weight_bytes * (plain + experts)
+    """Bytes of the weights on one of an engine's GPUs, at its worst stage; they divide experts as everything else.
+    Data-parallel attention has its heads once for each of its ranks; counted as if all plain weights were."""
+    stages = stage_parameters(m.spec, max(1, m.engine_tp // m.engine_dp), m.engine_pp, m.engine_tp)
+    return m.weight_bytes * max(plain + experts for plain, experts in stages)
 
 
 def kv_cache(m: Layout) -> KvPlan:
     """What is left of the engine's share beside its weights, at most max_total_tokens."""
-    each = kv_bytes_per_token(m.spec, m.engine_tp, m.weight_bytes)
+    heads = max(1, m.engine_tp // m.engine_dp)  # ranks that share the heads
+    each = share(kv_bytes_per_token(m.spec, heads, m.weight_bytes), m.engine_pp)
     pool = max(0, int((m.mem_fraction or DEFAULT_FRACTION) * m.gpu_bytes) - engine_weights(m))
     request = each * m.sample_tokens + state_bytes_per_request(m.spec, m.engine_tp)
-    tokens = pool * m.sample_tokens // request  # what a pool shared with the requests' state holds
+    tokens = m.engine_dp * pool * m.sample_tokens // request  # what a pool shared with the requests' state holds
     if m.max_total_tokens is not None:
         tokens = min(tokens, m.max_total_tokens)
     return KvPlan(tokens, each, tokens // m.sample_tokens)
@@ -245,7 +249,8 @@ def engine_terms(m: Layout) -> Terms:
     """Weights and KV cache of an engine on one GPU, resident in every phase."""
     kv = kv_cache(m)
     per_request = share(kv.tokens, m.sample_tokens) * state_bytes_per_request(m.spec, m.engine_tp)
-    return {"engine weights": engine_weights(m), "KV cache": kv.tokens * kv.bytes_per_token + per_request}
+    cache = share(kv.tokens * kv.bytes_per_token + per_request, m.engine_dp)
+    return {"engine weights": engine_weights(m), "KV cache": cache}
 
 
 def estimate(m: Layout) -> MemoryPlan:

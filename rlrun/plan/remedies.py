@@ -73,7 +73,7 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
     if m.dp % 2 == 0:
         yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)
         yield "placement.trainer.pp", 2 * m.pp, replace(m, pp=2 * m.pp, dp=m.dp // 2)
-    yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp, replace(m, engine_tp=2 * m.engine_tp)
+    yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp * m.engine_pp, replace(m, engine_tp=2 * m.engine_tp)
 
 
 def _halved(size: int, least: int, memory: Callable[[int], MemoryPlan]) -> int:
@@ -145,7 +145,7 @@ def room_for_a_sample(m: Layout, valid: Valid) -> Remedy | None:
             changes.append((key, step / 20, replace(m, mem_fraction=step / 20)))
     size, wider = "placement.rollout.gpus_per_engine", m.engine_tp * 2
     while wider <= 64:
-        changes.append((size, wider, replace(m, engine_tp=wider)))
+        changes.append((size, wider * m.engine_pp, replace(m, engine_tp=wider)))
         wider *= 2
     options = [Remedy(k, v, layout, estimate(layout)) for k, v, layout in changes if valid(layout)]
     holding = [r for r in options if holds_a_sample(r.memory)]

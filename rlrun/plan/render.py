@@ -12,7 +12,8 @@ from rlrun.config.origin import show
 from rlrun.errors import Problem, RunFailed, Where
 from rlrun.plan.limits import limits
 from rlrun.plan.render_memory import memory_lines, memory_title
-from rlrun.plan.types import ChangedValue, DatasetPlan, RunPlan
+from rlrun.plan.render_placement import map_lines, map_rows
+from rlrun.plan.types import ChangedValue, DatasetPlan, GroupPlan, RunPlan, SyncPlan
 
 WIDTH = 100
 JSON_SCHEMA = 1
@@ -83,7 +84,10 @@ def _wrap(text: str, first: int) -> list[str]:
 def render_plan(plan: RunPlan, stream: TextIO | None = None) -> str:
     """The plan on one screen: what runs where, batch arithmetic, weights, and what differs from the defaults."""
     style = Style(stream)
-    blocks = [style.bold(_title(plan)), _rows(_processes(plan), style), _rows(_facts(plan), style)]
+    blocks = [style.bold(_title(plan)), _rows(_processes(plan), style)]
+    if len(plan.slots) > 1:
+        blocks.append(style.bold("Map") + "\n" + "\n".join(map_lines(plan, WIDTH)))
+    blocks.append(_rows(_facts(plan), style))
     if plan.memory is not None:
         blocks.append(style.bold(memory_title(plan.memory)) + "\n" + "\n".join(memory_lines(plan.memory, WIDTH)))
     if plan.changed:
@@ -110,21 +114,42 @@ def _title(plan: RunPlan) -> str:
 
 def _processes(plan: RunPlan) -> list[tuple[str, str]]:
     """Which slots do what."""
-    train, engines = plan.train, plan.engines
-    unit = "slot" if plan.device == "cpu" else "GPU"
-    sizes = [
-        f"{name} {size}"
-        for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp), ("ep", train.ep))
-        if size > 1
-    ]
-    rollout_slots = tuple(slot for engine in engines for slot in engine.slots)
-    size = f" x {_n(engines[0].tp, unit)} (tp {engines[0].tp})" if engines[0].tp > 1 else f" x 1 {unit}"
-    router = f", sglang-router {plan.router.policy}" if plan.router else ""
-    attention = f", {engines[0].attention_backend} attention"
-    return [
-        (_slots(unit, train.slots), f"train    megatron  {' x '.join([*sizes, f'dp {train.dp}'])}, {train.backend}"),
-        (_slots(unit, rollout_slots), f"rollout  sglang    {_n(len(engines), 'engine')}{size}{attention}{router}"),
-    ]
+    train, unit = plan.train, "slot" if plan.device == "cpu" else "GPU"
+    rows = []
+    if train.slots:
+        sizes = [
+            f"{name} {size}"
+            for name, size in (("tp", train.tp), ("pp", train.pp), ("cp", train.cp), ("ep", train.ep))
+            if size > 1
+        ]
+        shape = " x ".join([*sizes, f"dp {train.dp}"])
+        rows.append((_slots(unit, train.slots), f"train    megatron  {shape}, {train.backend}"))
+    rows += [(_slots(unit, group.slots), _group(plan, group, unit)) for group in plan.deployment.groups]
+    rows += [("external", f"rollout  sglang    {e.model} at {e.url}, attached") for e in plan.deployment.external]
+    return rows
+
+
+def _group(plan: RunPlan, group: GroupPlan, unit: str) -> str:
+    """The engines of a server group."""
+    if group.type == "placeholder":
+        return "hold     nothing   placeholder"
+    first = plan.engines[group.engines[0]]
+    parts = [("tp", first.tp), ("pp", first.pp), ("ep", first.ep), ("dp attention", first.dp_attention)]
+    sizes = ", ".join(f"{name} {size}" for name, size in parts if size > 1)
+    each = len(first.slots)
+    size = f" x {_n(each, unit)} ({sizes})" if each > 1 else f" x 1 {unit}"
+    span = f", {len(first.nodes)} nodes each" if len(first.nodes) > 1 else ""
+    router = _router(plan, group.model)
+    name = "rollout" if group.type == "regular" and group.model == "policy" else group.type
+    model = "" if group.model == "policy" else f"{group.model}, "
+    engines = _n(len(group.engines), "engine")
+    return f"{name:<7}  sglang    {model}{engines}{size}{span}, {first.attention_backend} attention{router}"
+
+
+def _router(plan: RunPlan, model: str) -> str:
+    served = {m.name: m.router for m in plan.deployment.models}
+    router = served.get(model, plan.router if model == "policy" else None)
+    return f", sglang-router {router.policy}" if router else ""
 
 
 def _facts(plan: RunPlan) -> list[tuple[str, str]]:
@@ -137,7 +162,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("length", _length(plan)),
         ("loss", _loss(plan)),
         ("lr", _learning_rate(plan)),
-        ("weights", _weights(plan)),
+        *([("weights", _weights(plan, plan.sync))] if plan.sync is not None else []),
         ("data", _dataset(plan.data.train)),
         ("reward", plan.reward.function),
         ("eval", _eval(plan)),
@@ -205,11 +230,12 @@ def _learning_rate(plan: RunPlan) -> str:
     return f"{o.lr:g} {o.schedule}{floor}{warmup}, {_n(o.total_steps, 'optimizer step')} in all"
 
 
-def _weights(plan: RunPlan) -> str:
-    how = {"value": "by value", "cuda_ipc": "CUDA IPC", "gloo": "gloo", "nccl": "nccl"}[plan.sync.backend]
-    verify = ", canary checked" if plan.sync.verify == "canary" else ""
-    to = f", to each of {len(plan.engines)} engines" if len(plan.engines) > 1 else ""
-    return f"{how}, {_size(plan.sync.total_bytes)} {plan.model.dtype} each step{to}{verify}"
+def _weights(plan: RunPlan, sync: SyncPlan) -> str:
+    how = {"value": "by value", "cuda_ipc": "CUDA IPC", "gloo": "gloo", "nccl": "nccl"}[sync.backend]
+    verify = ", canary checked" if sync.verify == "canary" else ""
+    receivers = sum(engine.model == "policy" for engine in plan.engines)
+    to = f", to each of {receivers} engines" if receivers > 1 else ""
+    return f"{how}, {_size(sync.total_bytes)} {plan.model.dtype} each step{to}{verify}"
 
 
 def _dataset(dataset: DatasetPlan) -> str:
@@ -290,10 +316,10 @@ def _path(path: str) -> str:
 
 
 def plan_document(plan: RunPlan) -> dict[str, Any]:
-    """`rlrun plan --json`: the fields of RunPlan under `plan`, and no problems."""
-    return {"schema": JSON_SCHEMA, "plan": dataclasses.asdict(plan), "problems": []}
+    """`rlrun plan --json`: the fields of RunPlan under `plan`, the cells of the map node by node, and no problems."""
+    return {"schema": JSON_SCHEMA, "plan": dataclasses.asdict(plan), "map": map_rows(plan), "problems": []}
 
 
 def problems_document(problems: Sequence[Problem]) -> dict[str, Any]:
     """`rlrun plan --json` of a configuration that is wrong: no plan, and the fields of every Problem."""
-    return {"schema": JSON_SCHEMA, "plan": None, "problems": [dataclasses.asdict(p) for p in problems]}
+    return {"schema": JSON_SCHEMA, "plan": None, "map": None, "problems": [dataclasses.asdict(p) for p in problems]}

@@ -5,7 +5,7 @@ is pickled into every Ray actor and written to the run folder as JSON. The parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlrun.plan.parts.memory import (
@@ -32,9 +32,14 @@ from rlrun.plan.parts.operations import (
     TrackingPlan,
 )
 from rlrun.plan.parts.rollout import (
+    DeploymentPlan,
     EnginePlan,
+    ExternalPlan,
+    GroupPlan,
+    ReservedPlan,
     RolloutPlan,
     RouterPlan,
+    ServedModelPlan,
     SyncPlan,
 )
 from rlrun.plan.parts.train import (
@@ -68,26 +73,27 @@ class RunPlan:
     device: str  # cpu | cuda
     num_nodes: int
     gpus_per_node: int
-    placement_mode: str  # colocated | disaggregated
+    placement_mode: str  # colocated | disaggregated | train_only | rollout_only
     slots: tuple[Slot, ...]
     max_staleness: int
     model: ModelPlan
     train: TrainPlan
     algo: AlgoPlan
     batch: BatchPlan
-    engines: tuple[EnginePlan, ...]
-    router: RouterPlan | None
+    engines: tuple[EnginePlan, ...]  # none when train_only
+    router: RouterPlan | None  # of the policy
     rollout: RolloutPlan
     data: DataPlan
     reward: RewardPlan
-    sync: SyncPlan
+    sync: SyncPlan | None  # None without a trainer or without engines
     eval: EvalPlan | None
     checkpoint: CheckpointPlan
     tracking: TrackingPlan | None
     timeouts: TimeoutsPlan
     changed: tuple[ChangedValue, ...]
     resolved_config: dict[str, Any]
-    memory: MemoryPlan | None = None  # on cuda
+    memory: MemoryPlan | None = None  # on cuda, with trainer and engines
+    deployment: DeploymentPlan = field(default_factory=DeploymentPlan)
     twin: str | None = None  # name of the experiment of which this is the CPU twin
 
 
@@ -98,8 +104,11 @@ __all__ = [
     "CheckpointPlan",
     "DataPlan",
     "DatasetPlan",
+    "DeploymentPlan",
     "EnginePlan",
     "EvalPlan",
+    "ExternalPlan",
+    "GroupPlan",
     "IndexerSpec",
     "KvPlan",
     "LinearAttentionSpec",
@@ -111,10 +120,12 @@ __all__ = [
     "MoeSpec",
     "OptimizerPlan",
     "PhaseMemory",
+    "ReservedPlan",
     "RewardPlan",
     "RolloutPlan",
     "RouterPlan",
     "RunPlan",
+    "ServedModelPlan",
     "Slot",
     "SyncPlan",
     "TimeoutsPlan",

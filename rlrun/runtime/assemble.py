@@ -35,6 +35,7 @@ def assemble(
     client: SglangClient,
     mlflow_run_id: str | None,
 ) -> Run:
+    sync = plan.sync
     return Run(
         plan=plan,
         trainer=cluster.trainer,
@@ -47,7 +48,7 @@ def assemble(
         progress=progress,
         guard=cluster.supervisor.guard,
         runner=runner,
-        canary=_canary(plan, cluster, client, inputs, runner) if plan.sync.verify == "canary" else None,
+        canary=_canary(plan, cluster, client, inputs, runner) if sync is not None and sync.verify == "canary" else None,
         mlflow_run_id=mlflow_run_id,
     )
 

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -20,12 +20,30 @@ from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.actors import EngineActor, RouterActor, TrainerActor
+from rlrun.runtime.bundles import in_slot_order, misplaced, visible_without_reserved
 from rlrun.runtime.supervise import Supervisor
 from rlrun.runtime.trainer_group import TrainerGroup
 
 TRAINER_GPU_SHARE = 0.4
 ENGINE_GPU_SHARE = 0.2
 STOP_DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def _visible_gpus(plan: RunPlan | None) -> Iterator[None]:
+    """Hides the plan's reserved GPUs from a Ray that is started meanwhile; None hides nothing."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    now = visible_without_reserved(plan, before) if plan is not None else before
+    if now is not None:
+        os.environ[name] = now
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        elif now is not None:
+            del os.environ[name]
 
 
 class Cluster:
@@ -71,7 +89,8 @@ class Cluster:
         if address == "local":
             gpus = None if self.plan.device == "cuda" else 0
             options.update(include_dashboard=False, num_gpus=gpus, num_cpus=os.cpu_count())
-        ray.init(address=address, **options)
+        with _visible_gpus(self.plan if address == "local" else None):
+            ray.init(address=address, **options)
         self._report(f"Ray is up ({time.monotonic() - began:.0f} s)")
         if self.plan.device == "cuda":
             self._reserve_gpus()
@@ -110,7 +129,10 @@ class Cluster:
                 for bundle in range(need)
             ]
         )
-        order = sorted(range(need), key=lambda b: (tuple(int(x) for x in places[b][0].split(".")), places[b][1]))
+        order = in_slot_order(places)
+        why = misplaced(self.plan, [places[b] for b in order], ids_are_physical="RAY_ADDRESS" in os.environ)
+        if why is not None:
+            raise RunFailed("placement", why, "change placement.* to what the cluster has, or free those GPUs")
         self._slot_bundles = [(bundle, str(places[bundle][1])) for bundle in order]
 
     def _on_slot(self, slot: int, share: float) -> dict[str, Any]:

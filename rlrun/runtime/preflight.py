@@ -53,12 +53,14 @@ def check_machine(plan: RunPlan) -> None:
             )
         )
     if plan.device == "cuda" and "RAY_ADDRESS" not in os.environ:
-        need, have = len(plan.slots), count_gpus()
+        taken = sum(len(entry.gpus) for entry in plan.deployment.reserved)
+        need, have = len(plan.slots), max(0, count_gpus() - taken)
         if need > have:
             problems.append(
                 Problem(
                     "too-few-gpus",
-                    f"the plan needs {need} GPUs, this machine shows {have} and RAY_ADDRESS names no cluster",
+                    f"the plan needs {need} GPUs, this machine shows {have}{f' beside {taken} reserved' * bool(taken)} "
+                    "and RAY_ADDRESS names no cluster",
                     hint="set RAY_ADDRESS to a Ray cluster, or choose a smaller placement (placement=cpu_1 needs none)",
                 )
             )

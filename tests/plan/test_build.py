@@ -20,7 +20,8 @@ from weights_on_disk import qwen3_shapes, write_safetensors
 QUICK = "+experiment=quickstart"
 BIG = "+experiment=qwen3_grpo"
 EXPERIMENTS = sorted(p.stem for p in (shipped("conf") / "experiment").glob("*.yaml"))
-PLACEMENTS = sorted(p.stem for p in (shipped("conf") / "placement").glob("*.yaml"))
+WITHOUT_ENGINES = ["train_8gpu"]  # the quickstart generates, and says how
+PLACEMENTS = sorted({p.stem for p in (shipped("conf") / "placement").glob("*.yaml")} - set(WITHOUT_ENGINES))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -52,6 +53,74 @@ def test_the_device_decides_what_is_left_to_it():
     )
     assert split.sync.backend == "nccl"
     assert load_plan([QUICK, "weight_sync.transport=distributed"]).sync.backend == "gloo"
+
+
+@pytest.mark.parametrize("placement", WITHOUT_ENGINES)
+def test_a_placement_without_engines_has_a_trainer_and_nothing_to_send_weights_to(placement):
+    plan = load_plan([BIG, f"placement={placement}"])
+    assert (plan.engines, plan.router, plan.sync, plan.deployment.groups) == ((), None, None, ())
+    assert plan.train.dp == 4
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_a_placement_without_a_trainer_has_engines_only():
+    words = ["trainer.max_tokens_per_gpu=null", "placement.trainer.gpus=8", "checkpoint.interval=null"]
+    plan = load_plan([QUICK, "placement.mode=rollout_only", *words])
+    assert (plan.train.slots, plan.train.dp, plan.sync) == ((), 0, None)
+    assert [engine.slots for engine in plan.engines] == [(0,)]
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_server_groups_become_engines_in_the_order_of_their_slots():
+    plan = load_plan(["+experiment=qwen3_pd", "rollout.port=29400"])
+    assert [(e.type, e.group, e.slots, e.tp) for e in plan.engines] == [
+        ("prefill", "policy-prefill", (4, 5), 2),
+        ("decode", "policy-decode", (6,), 1),
+        ("decode", "policy-decode", (7,), 1),
+    ]
+    assert [(e.port, e.bootstrap_port, e.dist_port) for e in plan.engines] == [
+        (29400, 29401, 29402),
+        (29403, None, 29404),
+        (29405, None, 29406),
+    ]
+    assert plan.router is not None
+    assert plan.router.port == 29407
+    assert [e.max_running_requests for e in plan.engines] == [64, 256, 256]
+    assert [g.engines for g in plan.deployment.groups] == [(0,), (1, 2)]
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_frozen_models_have_engines_and_a_router_of_their_own():
+    groups = "[{type: regular, gpus: 2}, {type: regular, gpus: 2, model: judge}]"
+    words = ["+experiment=qwen3_pd", "rollout.models={judge: {path: Qwen/Qwen3-8B}}"]
+    plan = load_plan([*words, f"placement.rollout.server_groups={groups}", "rollout.port=29400"])
+    [judge] = plan.deployment.models
+    assert (judge.path, judge.engines) == ("Qwen/Qwen3-8B", (2, 3))
+    assert judge.router is not None
+    assert plan.router is not None
+    assert (plan.router.port, judge.router.port) == (29408, 29409)
+    assert plan.config_hash != load_plan(["+experiment=qwen3_pd"]).config_hash, "a judge decides what is learned"
+
+
+def test_reserved_gpus_are_skipped_by_slots_and_named_by_the_plan():
+    reserved = "placement.reserved=[{node: 0, gpus: [3, 0], what: judge}]"
+    plan = load_plan([BIG, "placement.trainer.gpus=6", "placement.rollout.gpus=6", reserved])
+    assert [slot.gpu for slot in plan.slots] == [1, 2, 4, 5, 6, 7]
+    assert plan.train.slots == (0, 1, 2, 3, 4, 5)
+    assert plan.deployment.reserved[0].gpus == (0, 3)
+
+
+def test_an_engine_over_several_nodes_names_them():
+    words = [
+        BIG,
+        "placement=split_8gpu",
+        "placement.num_nodes=3",
+        "placement.trainer.gpus=8",
+        "placement.rollout.gpus=16",
+    ]
+    plan = load_plan([*words, "placement.rollout.gpus_per_engine=16", "placement.rollout.pp=2"])
+    [engine] = plan.engines
+    assert (engine.nodes, engine.tp, engine.pp, len(engine.slots)) == ((1, 2), 8, 2, 16)
 
 
 def test_a_split_placement_gives_each_side_its_own_gpus():

@@ -204,7 +204,16 @@ CASES = [
     Case("cp-unsupported", [BIG, "placement.trainer.cp=2"], ["placement.trainer.cp=1"]),
     Case("transport-impossible", [BIG, SPLIT, "weight_sync.transport=tensor"], ["weight_sync.transport=distributed"]),
     Case("transport-impossible", [BIG, "weight_sync.transport=distributed"], ["weight_sync.transport=tensor"]),
-    Case("transport-impossible", [BIG, "placement.num_nodes=2"], ["placement.num_nodes=1"]),
+    Case(
+        "transport-impossible",
+        [BIG, "placement.num_nodes=2", "placement.rollout.gpus=16"],
+        ["placement.trainer.gpus=16"],
+    ),
+    Case(
+        "transport-impossible",
+        [BIG, "placement.num_nodes=2", "placement.rollout.gpus=16"],
+        ["placement.rollout.gpus=8"],
+    ),
     Case(
         "attention-backend", [QUICK, "rollout.sglang.attention_backend=fa3"], ["rollout.sglang.attention_backend=auto"]
     ),

@@ -50,3 +50,67 @@ def test_a_router_that_engines_would_not_refresh_is_a_limit_with_its_mitigation(
 def test_random_weights_of_a_family_without_a_maker_are_planned_and_not_made(family):
     found = [limit.code for limit in limits(load_plan(["+experiment=quickstart", f"model=tiny_{family}"]))]
     assert ("random-family" in found) == (family not in RANDOM)
+
+
+NODES = ["+experiment=qwen3_grpo", "placement.num_nodes=8", "placement.trainer.gpus=64", "placement.rollout.gpus=64"]
+
+
+def test_a_colocated_run_over_nodes_can_be_planned_and_says_that_it_cannot_run():
+    plan = load_plan(NODES)
+    assert len(plan.engines) == 64
+    assert {slot.node for slot in plan.slots} == set(range(8))
+    [limit] = limits(plan)
+    assert limit.code == "colocated-nodes-not-runnable"
+    assert "engines 8 to 63 on other nodes than trainer rank 0" in limit.what
+
+
+def test_an_engine_needs_a_trainer_rank_on_its_node_only():
+    assert not limits(load_plan(["+experiment=qwen3_grpo", "placement.trainer.gpus=4", "placement.rollout.gpus=8"]))
+
+
+JUDGE = [
+    "rollout.models={judge: {path: Qwen/Qwen3-8B}}",
+    "placement.rollout.server_groups=[{type: regular, gpus: 2}, {type: regular, gpus: 2, model: judge}]",
+]
+SPLIT = ["+experiment=qwen3_grpo", "placement=split_8gpu"]
+
+
+EXTERNAL = [
+    "+experiment=qwen3_grpo",
+    "placement=train_8gpu",
+    "placement.mode=disaggregated",
+    "weight_sync.transport=distributed",
+    "placement.rollout.external=[{url: 'http://node7:30000'}]",
+]
+TWO_NODES = [
+    *SPLIT,
+    "placement.num_nodes=3",
+    "placement.trainer.gpus=8",
+    "placement.rollout.gpus=16",
+    "placement.rollout.gpus_per_engine=16",
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("mode-not-runnable", ["+experiment=qwen3_grpo", "placement=train_8gpu"]),
+        ("server-groups-not-runnable", ["+experiment=qwen3_pd"]),
+        ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
+        ("external-engines-not-runnable", EXTERNAL),
+        ("engine-nodes-not-runnable", TWO_NODES),
+        ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.pp=2"]),
+        ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.dp_attention=2"]),
+    ],
+)
+def test_what_can_only_be_planned_says_so_alone(code, words):
+    found = limits(load_plan(words))
+    assert [limit.code for limit in found] == [code]
+    assert found[0].hint
+
+
+def test_several_regular_groups_and_placeholders_run():
+    groups = "[{type: regular, gpus: 2, gpus_per_engine: 2}, {type: placeholder, gpus: 1}, {type: regular, gpus: 1}]"
+    plan = load_plan(["+experiment=qwen3_pd", f"placement.rollout.server_groups={groups}"])
+    assert limits(plan) == []
+    assert [(e.slots, e.tp) for e in plan.engines] == [((4, 5), 2), ((7,), 1)]

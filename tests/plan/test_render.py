@@ -91,6 +91,12 @@ def test_a_plan_fits_on_one_screen(demo):
           GPU 0-3   train    megatron  tp 2 x dp 2, nccl
           GPU 4-7   rollout  sglang    2 engines x 2 GPUs (tp 2), triton attention, sglang-router round_robin
 
+        Map
+          GPU     0  1  2  3  4  5  6  7
+          node 0  T0 T1 T2 T3 E0 E0 E1 E1
+          T trainer rank, E engine
+          slots count GPUs node by node; nodes are in the order of their addresses, GPUs of their CUDA ids
+
           model     small, 150,208 parameters, bfloat16, random weights
           step      64 prompts x 8 samples = 512 samples, 256 per dp rank; 200 steps
           batch     packed up to 4,096 tokens a micro-batch, optimizer state sharded over dp
@@ -192,13 +198,14 @@ def test_colour_is_for_terminals_and_not_with_no_color(demo, monkeypatch):
 
 def test_json_documents_have_fixed_keys(demo):
     document = plan_document(demo())
-    assert list(document) == ["schema", "plan", "problems"]
+    assert list(document) == ["schema", "plan", "map", "problems"]
     assert document["schema"] == 1
     assert json.loads(json.dumps(document))["plan"]["train"]["tp"] == 2
     problems = problems_document([Problem("a-b", "bad", (Where("command line", "x=1"),), "good")])
     assert problems == {
         "schema": 1,
         "plan": None,
+        "map": None,
         "problems": [
             {"code": "a-b", "summary": "bad", "where": ({"origin": "command line", "text": "x=1"},), "hint": "good"}
         ],

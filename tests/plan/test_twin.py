@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from rlrun.cli import main
 from rlrun.config.load import load
@@ -55,6 +56,51 @@ def test_a_model_that_is_random_already_stays_as_it_is(family):
     assert plan.model.spec == Context(plain.config, plain.origins).spec
     assert (plan.placement_mode, plan.sync.transport, plan.device) == ("disaggregated", "distributed", "cpu")
     assert (plan.train.tp, plan.train.dp, len(plan.engines)) == (2, 1, 2)
+
+
+def test_every_server_group_keeps_one_engine():
+    plan = load_plan(["+experiment=qwen3_pd", "+twin=cpu"])
+    assert [(group.type, len(group.slots)) for group in plan.deployment.groups] == [("prefill", 1), ("decode", 1)]
+    assert [engine.slots for engine in plan.engines] == [(2,), (3,)]
+    assert plan.engines[1].max_running_requests == 256
+
+
+EXPERIMENT = "# @package _global_\ndefaults:\n  - qwen3_grpo\n  - override /placement: {placement}\n  - _self_\n"
+DEPLOYMENTS = {
+    "train_8gpu": {"seed": 7},
+    "split_8gpu": {"placement": {"rollout": {"pp": 2}}},
+    "gpu_8": {
+        "placement": {"mode": "rollout_only", "trainer": {"gpus": 8, "tp": 1}},
+        "trainer": {"max_tokens_per_gpu": None, "recompute": "none"},
+        "data": {"eval": {"path": "${recipes:qwen3_grpo/train.jsonl}"}},
+        "checkpoint": {"interval": None},
+        "eval": {"interval": 1},
+    },
+    "gpu_1": {
+        "placement": {
+            "mode": "disaggregated",
+            "rollout": {"gpus": 8, "external": [{"url": "http://node7:30000"}]},
+        },
+        "rollout": {"sglang": {"mem_fraction_static": None}},
+        "weight_sync": {"transport": "distributed"},
+        "trainer": {"recompute": "full"},
+    },
+}
+
+
+@pytest.mark.parametrize("placement", DEPLOYMENTS)
+def test_the_twin_of_other_deployments_plans(placement, tmp_path):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(EXPERIMENT.format(placement=placement) + yaml.safe_dump(DEPLOYMENTS[placement]))
+    words = ["+experiment=mine", "placement.gpu=h200_141gb"]
+    plain = load_plan(words, str(tmp_path))
+    twin = load_plan([words[0], "+twin=cpu"], str(tmp_path))
+    assert (twin.device, twin.placement_mode) == ("cpu", plain.placement_mode)
+    assert twin.deployment.external == ()
+    assert bool(twin.engines) == (plain.placement_mode != "train_only")
+    assert bool(twin.train.slots) == (plain.placement_mode != "rollout_only")
+    assert all(engine.pp == 1 for engine in twin.engines)
 
 
 def test_the_twins_plan_is_titled_and_shows_the_values_it_replaced():

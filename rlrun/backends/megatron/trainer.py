@@ -118,6 +118,7 @@ class MegatronTrainer:
         if self.info.rank == 0:
             from rlrun.weight_sync.senders import make_sender
 
+            assert self.plan.sync is not None, "weight sync without engines"
             self._close_sender()
             self._sender = make_sender(self.plan.sync, engines, self.device.type, self.plan.timeouts.sync_s)
             self._sender.connect()

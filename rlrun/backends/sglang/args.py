@@ -38,6 +38,11 @@ def server_command(
         "log-level-http": "warning",  # else one line a request
     }
     flags = ["skip-server-warmup"]
+    for name, size in (("pp-size", engine.pp), ("ep-size", engine.ep), ("dp-size", engine.dp_attention)):
+        if size > 1:
+            options[name] = size
+    if engine.dp_attention > 1:
+        flags.append("enable-dp-attention")
     if engine.max_total_tokens is not None:
         options["max-total-tokens"] = engine.max_total_tokens
     if engine.mem_fraction_static is not None:
@@ -77,7 +82,7 @@ def server_env(
         if engine.tp > 1:  # SGLang insists on one entry a rank; nothing is bound without AMX
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(engine.tp))
     else:
-        if plan.sync.backend == "nccl":
+        if plan.sync is not None and plan.sync.backend == "nccl":
             # SGLang turns it off unless it is set; a trainer with NCCL's default could then not read its memory
             # ("invalid argument" in the first broadcast). The trainer inherits the same variable when a user sets it.
             env.setdefault("NCCL_CUMEM_ENABLE", "1")
@@ -97,7 +102,7 @@ def visible_gpus(engine: EnginePlan, plan: RunPlan, slot_gpus: Sequence[str] = (
     slots = [plan.slots[index] for index in engine.slots]
     assert len({slot.node for slot in slots}) == 1, f"engine {engine.index} spans nodes"
     gpus = [ids[index] for index in engine.slots]
-    if plan.sync.backend == "cuda_ipc":
+    if plan.sync is not None and plan.sync.backend == "cuda_ipc":
         first = plan.train.slots[0]
         trainer = plan.slots[first]
         if trainer.node != slots[0].node:

@@ -25,3 +25,15 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+def plain(value: Any) -> Any:
+    """A value as it would be written in YAML: groups of keys, alone or in lists and mappings, as mappings of what is
+    set away from its default."""
+    if isinstance(value, Section):
+        return {name: plain(item) for name, item in value if item != type(value).model_fields[name].default}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return value

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, Positive, Seconds, Section
+from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, NotEmpty, Positive, Seconds, Section
 
 
 class SglangConfig(Section):
@@ -24,6 +24,15 @@ class SglangConfig(Section):
     """Capture CUDA graphs for decoding; cuda only. Faster decoding, slower start."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of the server's log file in the run folder."""
+
+
+class ServedModel(Section):
+    """A frozen model served beside the policy, such as a reward or reference model. It never gets new weights."""
+
+    path: NotEmpty
+    """Folder or Hub id of the model."""
+    gpus_per_engine: Positive | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
+    """GPUs of one of its engines; null is placement.rollout.gpus_per_engine."""
 
 
 class RolloutConfig(Section):
@@ -56,3 +65,5 @@ class RolloutConfig(Section):
     port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
     """First port of the engines and the router, which take consecutive ones; null picks free ports."""
     sglang: SglangConfig = Field(default=SglangConfig(), json_schema_extra=NOT_SEMANTIC)
+    models: dict[str, ServedModel] = Field(default={})
+    """Frozen models by name; a group of placement.rollout.server_groups, or an external server, serves each."""

@@ -4,41 +4,95 @@ from __future__ import annotations
 
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
+from rlrun.plan.context import Context, local_path
 from rlrun.plan.decide.model import BYTES
+from rlrun.plan.groups import engine_blocks, has_engines, has_trainer
 from rlrun.plan.parts.model import ModelPlan
-from rlrun.plan.parts.rollout import EnginePlan, RolloutPlan, RouterPlan, SyncPlan
+from rlrun.plan.parts.rollout import (
+    DeploymentPlan,
+    EnginePlan,
+    ExternalPlan,
+    GroupPlan,
+    ReservedPlan,
+    RolloutPlan,
+    RouterPlan,
+    ServedModelPlan,
+    SyncPlan,
+)
+from rlrun.plan.rules.server_groups import sglang_of
 
 CONTEXT_MARGIN = 8
 """Tokens an engine allows beyond prompt and response; SGLang refuses a request that fills its context exactly."""
 
 
-def engines_plan(config: RunConfig) -> tuple[tuple[EnginePlan, ...], RouterPlan | None]:
-    p, r, s = config.placement, config.rollout, config.rollout.sglang
-    slots = placement.engine_slots(p)
-    engine_ports, router_port = placement.ports(r.port, len(slots)) if r.port is not None else ([], None)
-    backend = (
-        {"cpu": "torch_native", "cuda": "triton"}[p.device] if s.attention_backend == "auto" else s.attention_backend
-    )
-    engines = tuple(
-        EnginePlan(
-            index=index,
-            slots=own,
-            tp=len(own),
-            port=engine_ports[index][0] if engine_ports else None,
-            dist_port=engine_ports[index][1] if engine_ports else None,
-            threads=p.engine_threads,
-            attention_backend=backend,
-            mem_fraction_static=s.mem_fraction_static,
-            max_total_tokens=s.max_total_tokens,
-            max_running_requests=s.max_running_requests,
-            cuda_graph=s.cuda_graph,
-            log_level=s.log_level,
-            seeded=r.seeded,
-            context_length=r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN,
+def engines_plan(c: Context) -> tuple[EnginePlan, ...]:
+    """Every engine of ours, group by group."""
+    config = c.config
+    p, r = config.placement, config.rollout
+    blocks = engine_blocks(c.groups)
+    taken = placement.ports(r.port, c.groups, p.rollout.external)[0] if r.port is not None else None
+    places = placement.slots(p)
+    engines = []
+    for index, (group, own) in enumerate(blocks):
+        s = sglang_of(c, group)
+        listens = taken[index] if taken is not None else None
+        backend = s.attention_backend
+        if backend == "auto":
+            backend = {"cpu": "torch_native", "cuda": "triton"}[p.device]
+        engines.append(
+            EnginePlan(
+                index=index,
+                slots=own,
+                tp=group.tp,
+                port=listens.http if listens else None,
+                dist_port=listens.dist if listens else None,
+                threads=p.engine_threads,
+                attention_backend=backend,
+                mem_fraction_static=s.mem_fraction_static,
+                max_total_tokens=s.max_total_tokens,
+                max_running_requests=s.max_running_requests,
+                cuda_graph=s.cuda_graph,
+                log_level=s.log_level,
+                seeded=r.seeded,
+                context_length=r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN,
+                group=group.name,
+                type=group.type,
+                model=group.model,
+                pp=group.pp,
+                ep=group.ep,
+                dp_attention=group.dp_attention,
+                nodes=tuple(dict.fromkeys(places[slot].node for slot in own)),
+                bootstrap_port=listens.bootstrap if listens else None,
+            )
         )
-        for index, own in enumerate(slots)
+    return tuple(engines)
+
+
+def routers_plan(c: Context) -> dict[str, RouterPlan]:
+    """The router of each model that needs one."""
+    p, r = c.config.placement, c.config.rollout
+    if not has_engines(p):
+        return {}
+    names = placement.routed(c.groups, p.rollout.external)
+    taken = placement.ports(r.port, c.groups, p.rollout.external)[1] if r.port is not None else [None] * len(names)
+    return {name: RouterPlan(r.router_policy, port) for name, port in zip(names, taken, strict=True)}
+
+
+def deployment_plan(c: Context, engines: tuple[EnginePlan, ...], routers: dict[str, RouterPlan]) -> DeploymentPlan:
+    p = c.config.placement
+
+    def numbers(**wanted: str) -> tuple[int, ...]:
+        return tuple(e.index for e in engines if all(getattr(e, name) == value for name, value in wanted.items()))
+
+    return DeploymentPlan(
+        groups=tuple(GroupPlan(g.name, g.type, g.model, tuple(g.slots), numbers(group=g.name)) for g in c.groups),
+        models=tuple(
+            ServedModelPlan(name, local_path(m.path) or m.path, numbers(model=name), routers.get(name))
+            for name, m in c.config.rollout.models.items()
+        ),
+        external=tuple(ExternalPlan(e.url, e.model) for e in p.rollout.external),
+        reserved=tuple(ReservedPlan(e.node, tuple(sorted(e.gpus)), e.what) for e in p.reserved),
     )
-    return engines, RouterPlan(r.router_policy, router_port) if len(engines) > 1 else None
 
 
 def rollout_plan(config: RunConfig) -> RolloutPlan:
@@ -55,8 +109,11 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
     )
 
 
-def sync_plan(config: RunConfig, model: ModelPlan) -> SyncPlan:
+def sync_plan(config: RunConfig, model: ModelPlan) -> SyncPlan | None:
+    """None when there is nobody to send weights, or nobody to send them to."""
     s = config.weight_sync
+    if not (has_trainer(config.placement) and has_engines(config.placement)):
+        return None
     backend = {
         ("tensor", "cpu"): "value",
         ("tensor", "cuda"): "cuda_ipc",

@@ -67,5 +67,5 @@ def batch_plan(config: RunConfig) -> BatchPlan:
         groups_per_step=a.groups_per_step,
         samples_per_step=samples_per_step,
         optimizer_steps_per_rollout=a.prompts_per_rollout // a.groups_per_step,
-        samples_per_rank=-(-samples_per_step // dp),
+        samples_per_rank=-(-samples_per_step // dp) if dp else 0,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 CODES: dict[str, str] = {
     "too-many-gpus": (
-        "The run needs more GPUs (slots on cpu) than its nodes have. Colocated runs need the larger of "
-        "placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this check "
-        "Ray would wait for ever."
+        "The run needs more GPUs (slots on cpu) than its nodes have free of placement.reserved. Colocated runs need "
+        "the larger of placement.trainer.gpus and placement.rollout.gpus, disaggregated runs their sum. Without this "
+        "check Ray would wait for ever."
     ),
     "too-few-samples": (
         "A data-parallel replica of the trainer, or an engine, would have no sample to work on in any step, and its "
@@ -39,13 +39,18 @@ CODES: dict[str, str] = {
         "placement.rollout.gpus: the first has to divide the second."
     ),
     "engine-crosses-nodes": (
-        "The GPUs of one engine have to be on one node. Engines are laid out from the first GPU after the "
-        "trainer's (from GPU 0 when colocated), without gaps."
+        "The GPUs of one engine have to be on one node, or be all the GPUs of each of its nodes. Engines are laid out "
+        "from the first GPU after the trainer's (from GPU 0 when colocated), without gaps, group by group."
     ),
     "transport-impossible": (
-        "Weights reach the engines by tensor transport, which hands over memory and needs trainer and engines "
-        "on the same GPUs of one node, or by distributed transport, a process group in which NCCL allows each "
-        "GPU once and which therefore needs disaggregated placement on cuda."
+        "Weights reach the engines by tensor transport, which hands over memory (CUDA IPC on cuda) and therefore needs "
+        "colocated placement and, on every node that an engine has GPUs on, a trainer rank; or by distributed "
+        "transport, a process group in which NCCL allows each GPU once and which therefore needs disaggregated "
+        "placement on cuda."
+    ),
+    "colocated-nodes-not-runnable": (
+        "A colocated run over several nodes can be planned, but in this version the whole weights are gathered on "
+        "trainer rank 0 only, and CUDA IPC cannot hand them to an engine on another node."
     ),
     "attention-backend": (
         "The attention backend does not run on this device (only torch_native runs on a CPU), or cannot give "

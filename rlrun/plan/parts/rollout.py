@@ -23,12 +23,68 @@ class EnginePlan:
     log_level: str
     seeded: bool
     context_length: int
+    group: str = "policy-regular"  # name of its server group
+    type: str = "regular"  # regular | prefill | decode | encoder
+    model: str = "policy"  # or the name of a frozen model
+    pp: int = 1
+    ep: int = 1
+    dp_attention: int = 1
+    nodes: tuple[int, ...] = (0,)  # that its slots are on
+    bootstrap_port: int | None = None  # where decode engines meet a prefill engine; None: picked at start
 
 
 @dataclass(frozen=True)
 class RouterPlan:
     policy: str
     port: int | None
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """A server group: its slots, and the numbers of its engines (a placeholder has none)."""
+
+    name: str
+    type: str  # regular | prefill | decode | placeholder | encoder
+    model: str
+    slots: tuple[int, ...]
+    engines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServedModelPlan:
+    """A frozen model, its engines and their router. It never gets new weights."""
+
+    name: str
+    path: str
+    engines: tuple[int, ...]
+    router: RouterPlan | None
+
+
+@dataclass(frozen=True)
+class ExternalPlan:
+    """A server that runs already; it is attached and never stopped."""
+
+    url: str
+    model: str
+
+
+@dataclass(frozen=True)
+class ReservedPlan:
+    """GPUs of a node that something else uses."""
+
+    node: int
+    gpus: tuple[int, ...]
+    what: str
+
+
+@dataclass(frozen=True)
+class DeploymentPlan:
+    """What the engines are organised in, and what lives beside them."""
+
+    groups: tuple[GroupPlan, ...] = ()
+    models: tuple[ServedModelPlan, ...] = ()
+    external: tuple[ExternalPlan, ...] = ()
+    reserved: tuple[ReservedPlan, ...] = ()
 
 
 @dataclass(frozen=True)

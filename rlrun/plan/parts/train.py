@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Slot:
-    """One GPU (one process on cpu) by its logical number: node * gpus_per_node + index."""
+    """One GPU (one process on cpu) by its logical number, which counts the GPUs that the run may use node by node."""
 
     index: int
     node: int

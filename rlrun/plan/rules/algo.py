@@ -10,6 +10,7 @@ from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
+from rlrun.plan.groups import has_trainer
 from rlrun.plan.placement import divisors, one_of
 
 MLFLOW_SCHEMES = ("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql", "databricks")
@@ -119,6 +120,8 @@ def sampling(c: Context) -> Iterator[Problem]:
 
 
 def batching(c: Context) -> Iterator[Problem]:
+    if not has_trainer(c.config.placement):
+        return  # modes.py says so
     packed = c.config.trainer.batching == "packed"
     needed, other = ("max_tokens_per_gpu", "micro_batch_size") if packed else ("micro_batch_size", "max_tokens_per_gpu")
     kind, key = c.config.trainer.batching, f"trainer.{needed}"
@@ -151,14 +154,6 @@ def _is_store(scheme: str) -> bool:
     return any(plugin.name == scheme for plugin in importlib.metadata.entry_points(group="mlflow.tracking_store"))
 
 
-def router(c: Context) -> Iterator[Problem]:
-    r = c.config.placement.rollout
-    if r.gpus // r.gpus_per_engine <= 1 and c.changed("rollout.router_policy"):
-        yield _inactive(
-            c, "rollout.router_policy", "spreads requests over engines, and there is one", "placement.rollout.gpus"
-        )
-
-
 def stop_texts(c: Context) -> Iterator[Problem]:
     if "" in c.config.rollout.stop:
         summary = "an empty stop text ends every sample at its first token"
@@ -181,6 +176,5 @@ RULES = (
     sampling,
     batching,
     tracking,
-    router,
     stop_texts,
 )

@@ -13,6 +13,7 @@ from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.context import Context, absolute
 from rlrun.plan.dataset import foreign_characters
+from rlrun.plan.groups import has_engines
 from rlrun.plan.placement import ports
 from rlrun.plan.ports import is_free
 
@@ -142,35 +143,32 @@ def reward(c: Context) -> Iterator[Problem]:
 
 
 def free_ports(c: Context) -> Iterator[Problem]:
-    """Consecutive ports from `rollout.port`: two for each engine, one more for the router."""
-    first, r = c.config.rollout.port, c.config.placement.rollout
-    count = r.gpus // r.gpus_per_engine
-    if first is None or count == 0:
+    """Consecutive ports from `rollout.port`: those of the engines, one more for each router."""
+    first, external = c.config.rollout.port, c.config.placement.rollout.external
+    engines = sum(group.num_engines for group in c.groups)
+    if first is None or not has_engines(c.config.placement):
         return
-    needed = _needed_ports(first, count)
-    if needed[-1] > LAST_PORT:
-        summary = f"the {count} engines need ports {first} to {needed[-1]}, and ports end at {LAST_PORT}"
-        hint = f"set rollout.port to {LAST_PORT + 1 - len(needed)} or less, or to null"
+    count = ports(first, c.groups, external)[2]
+    if count == 0:
+        summary = "rollout.port is where engines and routers of ours listen, and there are none"
+        keys = ("rollout.port", "placement.rollout.external")
+        yield c.problem("inactive-key", summary, *keys, hint="set rollout.port to null")
+        return
+    last = first + count - 1
+    if last > LAST_PORT:
+        summary = f"the {engines} engines need ports {first} to {last}, and ports end at {LAST_PORT}"
+        hint = f"set rollout.port to {LAST_PORT + 1 - count} or less, or to null"
         yield c.problem("port-out-of-range", summary, "rollout.port", hint=hint)
         return
-    taken = [port for port in needed if not is_free(port, HOST)]
+    taken = [port for port in range(first, last + 1) if not is_free(port, HOST)]
     if taken:
         free = next(
-            (
-                p
-                for p in range(first + 1, LAST_PORT - len(needed))
-                if all(is_free(n, HOST) for n in _needed_ports(p, count))
-            ),
+            (p for p in range(first + 1, LAST_PORT - count) if all(is_free(n, HOST) for n in range(p, p + count))),
             None,
         )
         hint = f"set rollout.port to {free}, or to null" if free is not None else "set rollout.port to null"
-        summary = f"port {', '.join(map(str, taken))} of {first} to {needed[-1]} is in use on this machine"
+        summary = f"port {', '.join(map(str, taken))} of {first} to {last} is in use on this machine"
         yield c.problem("port-in-use", summary, "rollout.port", hint=hint)
-
-
-def _needed_ports(first: int, num_engines: int) -> list[int]:
-    engines, router = ports(first, num_engines)
-    return [*(port for pair in engines for port in pair), *([router] if router is not None else [])]
 
 
 def _short(path: str) -> str:

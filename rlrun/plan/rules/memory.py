@@ -6,21 +6,41 @@ from collections.abc import Iterator
 
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
+from rlrun.plan.groups import POLICY, Group, has_trainer, rollout_gpus
 from rlrun.plan.memory import GIB, Layout, engine_weights, estimate, host_bytes, kv_cache, worst_phase
 from rlrun.plan.placement import data_parallel
 from rlrun.plan.remedies import Remedy, Valid, cheapest_two, holds_a_sample, room_for_a_sample, word
-from rlrun.plan.rules.placement import engine_tp_sizes, stays_within_nodes, trainer_tp_sizes
+from rlrun.plan.rules.engines import fits_nodes, shares_equally
+from rlrun.plan.rules.placement import trainer_tp_sizes
+from rlrun.plan.rules.server_groups import sglang_of
 
 FRACTION = "rollout.sglang.mem_fraction_static"
 
 
 def layout_of(c: Context) -> Layout | None:
-    """The configuration in the terms of `rlrun.plan.memory`; None on cpu, and for sizes that do not divide, which other
-    rules refuse."""
-    p, t, r = c.config.placement, c.config.trainer, c.config.rollout
+    """The configuration in the terms of `rlrun.plan.memory`; None on cpu, without a trainer or without engines, and for
+    sizes that do not divide, which other rules refuse. With several server groups of the policy, the one whose GPUs
+    have least room."""
+    p, t = c.config.placement, c.config.trainer
     packed, cap = t.batching == "packed", t.max_tokens_per_gpu
     if p.device != "cuda" or (cap if packed else t.micro_batch_size) is None:
         return None
+    found = [m for group in c.groups if (m := _layout(c, group)) is not None]
+    return min(found, key=_room) if found and has_trainer(p) else None
+
+
+def _room(m: Layout) -> tuple[int, int]:
+    memory = estimate(m)
+    return memory.kv.samples, -worst_phase(memory).total_bytes
+
+
+def _layout(c: Context, group: Group) -> Layout | None:
+    """None for groups that have no engines of the policy."""
+    p, t, r = c.config.placement, c.config.trainer, c.config.rollout
+    packed, cap = t.batching == "packed", t.max_tokens_per_gpu
+    if group.model != POLICY or not group.has_engines or group.size % group.pp or group.gpus % group.size:
+        return None
+    sglang = sglang_of(c, group)
     layout = Layout(
         spec=c.spec,
         gpu=p.gpu,
@@ -37,18 +57,24 @@ def layout_of(c: Context) -> Layout | None:
         sequence_parallel=t.sequence_parallel and p.trainer.tp > 1,
         distributed_optimizer=t.distributed_optimizer,
         reference=c.config.algo.kl_coef > 0,
-        engine_tp=p.rollout.gpus_per_engine,
-        mem_fraction=r.sglang.mem_fraction_static,
-        max_total_tokens=r.sglang.max_total_tokens,
+        engine_tp=group.tp,
+        mem_fraction=sglang.mem_fraction_static,
+        max_total_tokens=sglang.max_total_tokens,
         sample_tokens=r.max_prompt_tokens + r.max_response_tokens,
         bucket_bytes=c.config.weight_sync.bucket_mb * 2**20,
+        engine_pp=group.pp,
+        engine_dp=group.dp_attention,
     )
-    return layout if validity(c)(layout) else None
+    return layout if validity(c, group)(layout) else None
 
 
-def validity(c: Context) -> Valid:
-    """Whether the sizes of a layout divide everything they have to, with the GPUs of the configuration."""
+def validity(c: Context, own: Group | None = None) -> Valid:
+    """Whether the sizes of a layout divide everything they have to, with the GPUs of the configuration, and whether the
+    keys that a change would set are those that count. `own` is the group of engines; without one, the first of the
+    policy."""
     p = c.config.placement
+    group = own or next(g for g in c.groups if g.model == POLICY and g.has_engines)
+    fraction = sglang_of(c, group).mem_fraction_static
 
     def valid(m: Layout) -> bool:
         spec = m.spec
@@ -57,8 +83,12 @@ def validity(c: Context) -> Valid:
         experts = m.ep == 1 or (
             spec.moe is not None and spec.moe.num_experts % m.ep == 0 and (m.tp * m.cp * m.dp) % m.ep == 0
         )
-        engine = p.rollout.gpus % m.engine_tp == 0 and stays_within_nodes(p, m.engine_tp)
-        engine = engine and not any(size % m.engine_tp for size in engine_tp_sizes(spec, m.engine_tp).values())
+        size = m.engine_tp * group.pp
+        engine = group.gpus % size == 0 and fits_nodes(p, group.first, group.gpus, size)
+        engine = engine and m.engine_tp % group.dp_attention == 0 and m.engine_tp % group.ep == 0
+        engine = engine and shares_equally(spec, m.engine_tp, group.dp_attention, group.ep)
+        if p.rollout.server_groups:  # whose sizes and shares a general key may not reach
+            engine = engine and m.engine_tp == group.tp and m.mem_fraction == fraction
         return replicas and heads and experts and engine and spec.num_layers % m.pp == 0
 
     return valid
@@ -68,6 +98,8 @@ def gpu_memory(c: Context) -> Iterator[Problem]:
     m = layout_of(c)
     if m is None or (m.colocated and m.mem_fraction is None):  # engine-memory-unset says so
         return
+    if m.max_total_tokens is not None and m.max_total_tokens < m.sample_tokens:
+        return  # kv-cache-too-small says so
     if not holds_a_sample(estimate(m)):
         yield _no_room_for_a_sample(c, m)
         return
@@ -93,13 +125,10 @@ def gpu_memory(c: Context) -> Iterator[Problem]:
 
 def _no_room_for_a_sample(c: Context, m: Layout) -> Problem:
     kv = kv_cache(m)
-    if m.max_total_tokens is not None and m.max_total_tokens < m.sample_tokens:
-        hint = f"set rollout.sglang.max_total_tokens to {2 * m.sample_tokens} or more"
-    else:
-        better = room_for_a_sample(m, validity(c))
-        hint = "use more GPUs, a GPU with more memory (placement.gpu) or shorter samples"
-        if better is not None:
-            hint = f"set {better.key} to {better.value}, whose KV cache holds {better.memory.kv.samples} such samples"
+    better = room_for_a_sample(m, validity(c))
+    hint = "use more GPUs, a GPU with more memory (placement.gpu) or shorter samples"
+    if better is not None:
+        hint = f"set {better.key} to {better.value}, whose KV cache holds {better.memory.kv.samples} such samples"
     summary = (
         f"an engine's share of a GPU ({m.mem_fraction or 'unset'} of {_gib(m.gpu_bytes)} GiB) has "
         f"{_gib(engine_weights(m))} GiB of weights to hold, and its KV cache of {kv.tokens} tokens is too small for "
@@ -120,7 +149,7 @@ def host_memory(c: Context) -> Iterator[Problem]:
     m, p = layout_of(c), c.config.placement
     if m is None or p.host_memory_gib is None:
         return
-    processes = min(p.gpus_per_node, p.trainer.gpus) + min(p.gpus_per_node, p.rollout.gpus)
+    processes = min(p.gpus_per_node, p.trainer.gpus) + min(p.gpus_per_node, rollout_gpus(p))
     need = host_bytes(m, p.gpus_per_node, processes)
     if need > p.host_memory_gib * GIB:
         summary = (

@@ -135,6 +135,16 @@ def test_the_installed_sglang_declares_every_argument(make_plan):
     assert {name.replace("-", "_") for name in options(command)} <= router
 
 
+def test_sizes_of_an_engine_reach_sglang(make_plan):
+    plan = make_plan()
+    engine = dataclasses.replace(plan.engines[0], tp=4, pp=2, ep=4, dp_attention=2)
+    given = options(command_of(dataclasses.replace(plan, engines=(engine,))))
+    wanted = {"tp-size": "4", "pp-size": "2", "ep-size": "4", "dp-size": "2"}
+    assert {name: given[name] for name in wanted} == wanted
+    assert "enable-dp-attention" in given
+    assert not {"pp-size", "ep-size", "dp-size", "enable-dp-attention"} & set(options(command_of(plan)))
+
+
 def test_a_plan_is_left_as_it_was(make_plan):
     plan = make_plan()
     before = dataclasses.asdict(plan.engines[0])
