@@ -3,12 +3,14 @@
     python benchmarks/bench_plan.py
 
 Printed against what the plan is made from: keys of the configuration, rows of the data, GPUs and engines. `python` is
-the interpreter alone, which every cold figure contains; the ratio is to it. The last line plans a sweep, whose points
-share one process.
+the interpreter alone, which every cold figure contains; the ratio is to it. Warm plans have another seed each, so that
+all is decided anew and only files are known; `edited` has read them anew too, because one has changed. The last line
+plans a sweep, whose points share one process.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rlrun.config import recall
 from rlrun.config.keys import all_keys
 from rlrun.plan.build import load_plan
 from rlrun.plan.render import render_plan
@@ -44,6 +47,15 @@ def best_of(function: Callable[[], object]) -> float:
     return 1e3 * min(times)
 
 
+def plan_with(words: list[str], seed: int) -> None:
+    render_plan(load_plan([*words, f"seed={seed}"]))
+
+
+def edited(words: list[str]) -> None:
+    recall.forget()
+    render_plan(load_plan(words))
+
+
 def cold(*arguments: str) -> float:
     return best_of(lambda: subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL))
 
@@ -62,7 +74,7 @@ def sizes(plan: RunPlan) -> str:
 def main() -> None:
     python = cold("-c", "pass")
     print(f"{len(all_keys())} keys; python alone {python:.0f} ms\n")
-    print(f"{'':<14}{'size':<38}{'cold':>8}{'ratio':>8}{'warm':>9}")
+    print(f"{'':<14}{'size':<38}{'cold':>8}{'ratio':>8}{'warm':>9}{'edited':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for name, words in (
             ("quickstart", ["+experiment=quickstart"]),
@@ -72,9 +84,12 @@ def main() -> None:
             ("100,000 rows", [*BIG, written_rows(folder, 100_000)]),
         ):
             cold_ms = cold("-m", "rlrun", "plan", *words)
-            warm_ms = best_of(lambda: render_plan(load_plan(words)))  # noqa: B023
-            size = sizes(load_plan(words))
-            print(f"{name:<14}{size:<38}{cold_ms:>5.0f} ms{cold_ms / python:>7.1f}x{warm_ms:>6.0f} ms")
+            size, seeds = sizes(load_plan(words)), itertools.count()
+            warm_ms = best_of(lambda: plan_with(words, next(seeds)))  # noqa: B023
+            edited_ms = best_of(lambda: edited(words))  # noqa: B023
+            print(
+                f"{name:<14}{size:<38}{cold_ms:>5.0f} ms{cold_ms / python:>7.1f}x{warm_ms:>6.0f} ms{edited_ms:>6.0f} ms"
+            )
     points = [["+experiment=quickstart", f"seed={seed}"] for seed in range(32)]
     sweep_ms = best_of(lambda: plan_all(points, None))
     print(f"\nsweep of {len(points)} points: {sweep_ms:.0f} ms, {sweep_ms / len(points):.0f} ms a point")

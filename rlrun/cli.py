@@ -31,6 +31,8 @@ Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
   schema   print a JSON Schema of the files in conf/experiment (or of those in conf/GROUP), for editors
   resume   go on with a run that stopped, from its newest checkpoint
 
+  +twin=cpu          run, plan, diff @FILE: the same experiment scaled to this machine's CPU, with the real engines;
+                     `rlrun explain twin` says how
   -m, --multirun     a sweep: key=a,b  key=range(1,4)  group=x,y
   --config-dir DIR   also look for groups and experiments in DIR, which has the shape of conf/
   --json             plan, diff: print the result, or the problems, as JSON

@@ -48,8 +48,11 @@ class SingleTurn:
         stream: str,
         max_concurrent_groups: int,
         reward_timeout_s: float,
+        top_p: float = 1.0,
+        top_k: int = -1,
     ):
         self._backend, self._reward = backend, reward
+        self._top_p, self._top_k = top_p, top_k
         self._group_size, self._temperature = group_size, temperature
         self._max_response_tokens, self._stop = max_response_tokens, tuple(stop)
         self._seed, self._stream = seed, stream
@@ -92,7 +95,8 @@ class SingleTurn:
         if self._seed is not None:
             at = (self._seed, self._stream, step, position, prompt.prompt_id)
             seeds = tuple(sample_seed(*at, i) for i in range(self._group_size))
-        return GenerateRequest(prompt.token_ids, seeds, self._temperature, self._max_response_tokens, self._stop)
+        most = self._max_response_tokens
+        return GenerateRequest(prompt.token_ids, seeds, self._temperature, most, self._stop, self._top_p, self._top_k)
 
     async def _give_rewards(self, prompt: Prompt, samples: list[Sample]) -> None:
         """An aborted sample takes the mean of its siblings: 0 would move the baseline of the group."""

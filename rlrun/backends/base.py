@@ -110,13 +110,16 @@ class TrainBackend(Protocol):
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """`len(seeds)` samples of one prompt (seeds are None when the rollout is not seeded)."""
+    """`len(seeds)` samples of one prompt (seeds are None when the rollout is not seeded). Log-probs are those of
+    the whole distribution, also when `top_p` or `top_k` cut it."""
 
     token_ids: tuple[int, ...]
     seeds: tuple[int | None, ...]
     temperature: float
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    top_p: float = 1.0
+    top_k: int = -1
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ class FakeEngine:
         reason = "length"
         for position in range(len(request.token_ids), len(request.token_ids) + request.max_new_tokens):
             row = _log_softmax(self.table[position] / (request.temperature or 1.0))
-            token = int(row.argmax()) if request.temperature == 0 else int(rng.choice(len(row), p=np.exp(row)))
+            chances = _cut(np.exp(row), request.top_p, request.top_k)
+            token = int(row.argmax()) if request.temperature == 0 else int(rng.choice(len(row), p=chances))
             ids.append(token)
             logprobs.append(float(row[token]))
             if token == EOS:
@@ -66,6 +67,16 @@ class FakeEngine:
 
     async def close(self) -> None:
         return None
+
+
+def _cut(chances: np.ndarray, top_p: float, top_k: int) -> np.ndarray:
+    """The `top_k` most probable tokens, of those the first ones that have `top_p` together, renormalised."""
+    order = np.argsort(-chances, kind="stable")
+    before = np.cumsum(chances[order]) - chances[order]
+    keep = (before <= top_p) & ((np.arange(len(order)) < top_k) | (top_k == -1))
+    cut = np.zeros_like(chances)
+    cut[order[keep]] = chances[order[keep]]
+    return cut / cut.sum()
 
 
 def _log_softmax(row: np.ndarray) -> np.ndarray:

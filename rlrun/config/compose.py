@@ -9,6 +9,7 @@ or a broken file, so that all problems come in one report. `tests/config` holds 
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlrun.config.origin import COMMAND_LINE, Origins, display, line_of_choice
+from rlrun.config.recall import Stamp, recall, remember, stamp
 from rlrun.config.shipped import recipe_file, shipped
 from rlrun.errors import Problem, Where
 
@@ -52,22 +54,41 @@ class Groups:
 
     def __init__(self, config_dir: str | None = None):
         _prepare_hydra()
+        own = [Path(config_dir).absolute()] if config_dir is not None else []
+        self.folders: tuple[Path, ...] = (*own, shipped("conf"))
+
+    @functools.cached_property
+    def loader(self) -> ConfigLoaderImpl:
         search_path = ConfigSearchPathImpl()
-        if config_dir is not None:
-            search_path.append("command-line", str(Path(config_dir).absolute()))
-        search_path.append("main", str(shipped("conf")))
+        for folder in self.folders:
+            search_path.append("rlrun", str(folder))
         search_path.append("schema", "structured://")
-        self.loader = ConfigLoaderImpl(search_path)
-        self.repository = _TolerantRepository(self.loader.repository)
+        return ConfigLoaderImpl(search_path)
+
+    @functools.cached_property
+    def repository(self) -> _TolerantRepository:
+        return _TolerantRepository(self.loader.repository, self.folders)
 
     def exists(self, group: str) -> bool:
-        return bool(group) and self.repository.group_exists(group)
+        return bool(group) and any((folder / group).is_dir() for folder in self.folders)
 
     def options(self, group: str) -> list[str]:
         return self.repository.get_group_options(group) if self.exists(group) else []
 
     def compose(self, choices: list[Override]) -> Composition:
-        """Composes the root and the chosen options; goes on over unknown options and broken files."""
+        """Composes the root and the chosen options; goes on over unknown options and broken files. A composition
+        without problems is kept for the next call with these choices, and forgotten when one of its files changes."""
+        here = os.getcwd() if len(self.folders) > 1 else None  # origins in a user's folder are relative to it
+        key = ("composition", here, self.folders, tuple(choice.input_line for choice in choices))
+        known = recall(key)
+        if known is not None:
+            return known
+        composition = self._compose(choices)
+        if not composition.problems:
+            remember(key, composition, self.repository.asked)
+        return composition
+
+    def _compose(self, choices: list[Override]) -> Composition:
         problems: list[Problem] = []
         choices = [self._normalised(choice) for choice in choices]
         empty = Composition(OmegaConf.create(), Origins(), {}, problems, incomplete=True)
@@ -132,16 +153,32 @@ class Groups:
 class _TolerantRepository(CachingConfigRepository):
     """Reads a file that is not YAML, or is known to be absent, as an empty one, and remembers the problem."""
 
-    def __init__(self, delegate: Any):
-        super().__init__(delegate)
+    def __init__(self, delegate: Any, folders: tuple[Path, ...]):
+        self.delegate = delegate  # not a deep copy, as Hydra would: nobody else has this one
+        self.cache: dict[str, ConfigResult | None] = {}
+        self.folders = folders
+        self.asked: dict[str, Stamp] = {}
+        """Every file that was looked for, in all folders, as it was before it was read: a new one counts too."""
         self.absent: set[str] = set()
         self.broken: dict[str, Problem] = {}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path in self.absent or config_path in self.broken:
             return _empty_config()
-        try:
+        if f"config_path={config_path}" in self.cache:
             return super().load_config(config_path)
+        files = {str(folder / f"{config_path}.yaml"): stamp(folder / f"{config_path}.yaml") for folder in self.folders}
+        self.asked |= files
+        key = ("file", self.folders, config_path)
+        known = recall(key)
+        if known is not None:
+            self.cache[f"config_path={config_path}"] = known
+            return known
+        try:
+            result = super().load_config(config_path)
+            if result is not None:
+                remember(key, result, files)
+            return result
         except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException, OSError) as e:
             self.broken[config_path] = _broken_file(self._find(config_path), e)
             return _empty_config()
@@ -156,11 +193,8 @@ class _TolerantRepository(CachingConfigRepository):
         return self._find(config_path)
 
     def _find(self, config_path: str) -> Path | None:
-        for source in self.get_sources():
-            file = Path(source.path) / f"{config_path}.yaml"
-            if source.scheme() == "file" and file.is_file():
-                return file
-        return None
+        files = (folder / f"{config_path}.yaml" for folder in self.folders)
+        return next((file for file in files if file.is_file()), None)
 
 
 def _empty_config() -> ConfigResult:

@@ -7,10 +7,11 @@ pydantic decides what is allowed. Nothing here stops at the first problem.
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,6 +37,8 @@ from rlrun.config.origin import COMMAND_LINE, Origins, show
 from rlrun.config.partial import Partial
 from rlrun.config.resolve import resolve
 from rlrun.config.schema import RunConfig
+from rlrun.config.twin import OPTIONS, cpu_twin
+from rlrun.config.twin import ORIGIN as TWIN_ORIGIN
 from rlrun.errors import Problem, RlrunError, Where
 
 
@@ -48,6 +51,8 @@ class Loaded:
     origins: Origins
     experiment: str | None
     problems: tuple[Problem, ...]
+    twin: str | None = None
+    """Name of the experiment of which this is the CPU twin."""
 
 
 def load(words: Sequence[str], config_dir: str | None = None) -> Loaded:
@@ -56,6 +61,7 @@ def load(words: Sequence[str], config_dir: str | None = None) -> Loaded:
     overrides = _parse(words, problems)
     problems += [_sweep_problem(o) for o in overrides if o.is_sweep_override()]
     overrides = [o for o in overrides if not o.is_sweep_override()]
+    twins, overrides = _twins(overrides, problems)
     if config_dir is not None and not os.path.isdir(config_dir):
         summary = f"there is no folder {config_dir}"
         where = (Where(COMMAND_LINE, f"--config-dir {config_dir}"),)
@@ -68,16 +74,71 @@ def load(words: Sequence[str], config_dir: str | None = None) -> Loaded:
     problems += composition.problems
     _apply([o for o in overrides if o not in chosen], composition, groups, problems)
     experiment = composition.choices.get("experiment")
-    return _validated(composition.tree, composition.origins, experiment, problems, composition.incomplete, groups)
+    loaded = _validated(composition.tree, composition.origins, experiment, problems, composition.incomplete, groups)
+    return _twin_of(loaded, composition, twins[-1], groups) if twins else loaded
 
 
-def reload(values: dict[str, Any], origin: str, words: Sequence[str], experiment: str | None) -> Loaded:
+def _twins(overrides: list[Override], problems: list[Problem]) -> tuple[list[Override], list[Override]]:
+    """The words that ask for a twin, and the others. `twin` reads like a group, and has one option."""
+    asked = [o for o in overrides if o.key_or_group == "twin" and o.package is None]
+    others = [o for o in overrides if o not in asked]
+    problems += _chosen_twice(asked)
+    for word in asked:
+        if not word.is_delete() and word.value() not in (*OPTIONS, None):
+            where = (Where(COMMAND_LINE, word.input_line or ""),)
+            summary = f"twin has no option `{show(word.value())}`"
+            problems.append(Problem("unknown-option", summary, where, hint=f"write +twin={', '.join(OPTIONS)}"))
+    return [o for o in asked if not o.is_delete() and o.value() in OPTIONS], others
+
+
+def _twin_of(loaded: Loaded, composition: Composition, asked: Override, groups: Groups) -> Loaded:
+    """The configuration scaled to a CPU; as it was when something in it is wrong already."""
+    config, tree, origins = loaded.config, composition.tree, composition.origins
+    if loaded.problems or not isinstance(config, RunConfig):
+        return loaded
+    if config.placement.device == "cpu":
+        summary = f"{config.name} runs on a CPU as it is"
+        word = asked.input_line or ""
+        where = (Where(COMMAND_LINE, word), origins.where("placement.device", "cpu"))
+        return replace(loaded, problems=(Problem("twin-of-cpu", summary, where, hint=f"leave out {word}"),))
+    tiny, data = (_file(groups, name) for name in (f"model/tiny_{config.model.family}", "data/quickstart"))
+    changes = cpu_twin(config, tiny, data, "rlrun.agents.rewards:position_match", origins.on_command_line)
+    for key, value in changes.items():
+        was = show(_value_at(loaded.values, key))
+        OmegaConf.update(tree, key, value, merge=False, force_add=True)
+        origins.add_value(key, value, Where(f"{TWIN_ORIGIN}, was {was}", ""))
+    scaled = _validated(tree, origins, loaded.experiment, [], False, groups)
+    return replace(scaled, twin=config.name)
+
+
+def _file(groups: Groups, name: str) -> dict[str, Any]:
+    """A file of conf/ by itself, resolved."""
+    found = groups.repository.load_config(name)
+    assert found is not None, name
+    values = OmegaConf.to_container(found.config, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _value_at(values: dict[str, Any], key: str) -> Any:
+    """A value as it was written, or the schema's default."""
+    node: Any = values
+    for name in key.split("."):
+        if not isinstance(node, dict) or name not in node:
+            return all_keys()[key].default
+        node = node[name]
+    return node
+
+
+def reload(
+    values: dict[str, Any], origin: str, words: Sequence[str], experiment: str | None, twin: str | None = None
+) -> Loaded:
     """A configuration resolved earlier (and read from `origin`) with new `key=value` words; choices are refused."""
     problems: list[Problem] = []
     overrides = _parse(words, problems)
     problems += [_sweep_problem(o) for o in overrides if o.is_sweep_override()]
     groups = Groups()
-    choices = [o for o in overrides if _is_choice(o, groups)]
+    choices = [o for o in overrides if _is_choice(o, groups) or o.key_or_group == "twin"]
     problems += [_choice_problem(o) for o in choices]
     origins = Origins()
     for key, value in values.items():
@@ -85,7 +146,7 @@ def reload(values: dict[str, Any], origin: str, words: Sequence[str], experiment
     composition = Composition(OmegaConf.create(values), origins, {}, [], False)
     rest = [o for o in overrides if o not in choices and not o.is_sweep_override()]
     _apply(rest, composition, groups, problems)
-    return _validated(composition.tree, origins, experiment, problems, False, groups)
+    return replace(_validated(composition.tree, origins, experiment, problems, False, groups), twin=twin)
 
 
 def expand_sweep(words: Sequence[str]) -> list[list[str]]:
@@ -98,7 +159,7 @@ def expand_sweep(words: Sequence[str]) -> list[list[str]]:
     groups = Groups()
     axes: list[list[str]] = []
     for override in overrides:
-        override.config_loader = groups.loader
+        override = replace(override, config_loader=groups.loader)
         if not override.is_sweep_override():
             axes.append([override.input_line or ""])
         elif override.is_discrete_sweep():
@@ -111,17 +172,30 @@ def expand_sweep(words: Sequence[str]) -> list[list[str]]:
 
 
 def _parse(words: Iterable[str], problems: list[Problem]) -> list[Override]:
-    parser = OverridesParser.create()
-    overrides = []
+    overrides: list[Override] = []
     for word in words:
-        try:
-            overrides += parser.parse_overrides([word])
-        except (HydraException, OmegaConfBaseException) as e:
-            reason = _reason(str(e))
-            where = (Where(COMMAND_LINE, word),)
-            hint = "write key=value, and quote a value with special characters: key='\"a, b\"'"
-            problems.append(Problem("bad-override", f"cannot read `{word}`: {reason}", where, hint=hint))
+        read = _parse_word(word)
+        if isinstance(read, Problem):
+            problems.append(read)
+        else:
+            overrides += read
     return overrides
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_word(word: str) -> tuple[Override, ...] | Problem:
+    """Nobody changes an Override, so that all loads of a process can share it."""
+    try:
+        return tuple(_parser().parse_overrides([word]))
+    except (HydraException, OmegaConfBaseException) as e:
+        where = (Where(COMMAND_LINE, word),)
+        hint = "write key=value, and quote a value with special characters: key='\"a, b\"'"
+        return Problem("bad-override", f"cannot read `{word}`: {_reason(str(e))}", where, hint=hint)
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
 
 
 def _reason(message: str) -> str:

@@ -57,6 +57,14 @@ class Origins:
     def __contains__(self, key: str) -> bool:
         return key in self._of
 
+    def on_command_line(self, key: str) -> bool:
+        """Whether a word of the command line set the key, a part of it or a group around it."""
+        return any(
+            where.origin == COMMAND_LINE and (k == key or k.startswith(f"{key}.") or key.startswith(f"{k}."))
+            for known in (self._of, self._groups)
+            for k, where in known.items()
+        )
+
     def of(self, key: str) -> str:
         """Where `key` was set, or the group or list around it; `default` when nowhere."""
         found = self._find(key)

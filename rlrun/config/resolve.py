@@ -23,18 +23,34 @@ class Resolution:
 def resolve(tree: DictConfig, origins: Origins) -> Resolution:
     """Values of every key that the tree has. A `${...}` may also name a key that only the schema has a value for."""
     found = Resolution()
-    found.values = _resolve(tree, (), tree, origins, found)
+    written = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(written, dict)
+    found.values = _resolve(written, tree, (), tree, origins, found)
     return found
 
 
 def _resolve(
-    node: DictConfig, path: tuple[str, ...], tree: DictConfig, origins: Origins, found: Resolution
+    written: dict[Any, Any],
+    node: DictConfig,
+    path: tuple[str, ...],
+    tree: DictConfig,
+    origins: Origins,
+    found: Resolution,
 ) -> dict[str, Any]:
+    """`written` are the values of `node` as plain ones; OmegaConf is asked for those that are not final only."""
     values: dict[str, Any] = {}
-    for name in node:
+    for name, value in written.items():
         here = (*path, str(name))
+        if isinstance(value, dict):
+            inner = node._get_node(name)
+            assert isinstance(inner, DictConfig)
+            values[str(name)] = _resolve(value, inner, here, tree, origins, found)
+            continue
+        if not _is_open(value):
+            values[str(name)] = value
+            continue
         key = ".".join(here)
-        if OmegaConf.is_missing(node, name):
+        if value == "???":
             found.bad.add(here)
             where = (origins.where(key, "???"),)
             found.problems.append(
@@ -42,18 +58,25 @@ def _resolve(
             )
             continue
         try:
-            if isinstance(node._get_node(name), DictConfig) and not OmegaConf.is_interpolation(node, str(name)):
-                values[str(name)] = None if node[name] is None else _resolve(node[name], here, tree, origins, found)
-            else:
-                values[str(name)] = _value(node, name, tree, key)
+            values[str(name)] = _value(node, name, tree, key)
         except Exception as e:  # a resolver is a function of the user's, and may raise anything
             found.bad.add(here)
-            written = OmegaConf.to_container(node, resolve=False)[name]  # type: ignore[index,call-overload]
             reason = (str(e).splitlines() or [type(e).__name__])[0]
             hint = f"name an existing key in ${{...}}, or set {key} to {expected(key)}"
-            where = (origins.where(key, written),)
+            where = (origins.where(key, value),)
             found.problems.append(Problem("bad-interpolation", f"{key} cannot be resolved: {reason}", where, hint))
     return values
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value, or an item of a list, refers to something else or has yet to be given."""
+    if isinstance(value, str):
+        return "${" in value or value == "???"
+    if isinstance(value, list):
+        return any(_is_open(item) for item in value)
+    if isinstance(value, dict):
+        return any(_is_open(item) for item in value.values())
+    return False
 
 
 def _value(node: DictConfig, name: Any, tree: DictConfig, key: str) -> Any:

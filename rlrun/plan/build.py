@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from rlrun.config.keys import Key, all_keys, find_key, open_sections
 from rlrun.config.schema import RunConfig
 from rlrun.config.sections.base import plain
+from rlrun.config.twin import ORIGIN as TWIN_ORIGIN
 from rlrun.errors import RlrunError
 from rlrun.plan import placement
 from rlrun.plan.checks import run_checks
@@ -50,7 +51,7 @@ def replan(plan: RunPlan, overrides: Sequence[str], origin: str = "plan.json") -
     """The plan of a run that exists with new `key=value` words, for resume. Raises RlrunError with every problem."""
     from rlrun.config.load import reload
 
-    return plan_of(reload(plan.resolved_config, origin, overrides, plan.experiment))
+    return plan_of(reload(plan.resolved_config, origin, overrides, plan.experiment, plan.twin))
 
 
 def plan_of(loaded: Loaded) -> RunPlan:
@@ -59,10 +60,10 @@ def plan_of(loaded: Loaded) -> RunPlan:
     problems = [*loaded.problems, *run_checks(context)]
     if problems:
         raise RlrunError(problems)
-    return build_plan(context, loaded.experiment)
+    return build_plan(context, loaded.experiment, loaded.twin)
 
 
-def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
+def build_plan(c: Context, experiment: str | None = None, twin: str | None = None) -> RunPlan:
     """The plan of a configuration in which `run_checks` found nothing."""
     config = c.config
     assert isinstance(config, RunConfig)
@@ -105,6 +106,7 @@ def build_plan(c: Context, experiment: str | None = None) -> RunPlan:
         deployment=deployment_plan(c, engines, routers),
         async_mode=async_plan(config),
         time=time_plan(c),
+        twin=twin,
     )
 
 
@@ -114,7 +116,8 @@ def _memory(c: Context) -> MemoryPlan | None:
 
 
 def _changed(c: Context) -> tuple[ChangedValue, ...]:
-    """Values away from the schema's defaults; keys that have none always have to be written, and do not count."""
+    """Values away from the schema's defaults, and all that a twin has changed. Keys without a default always have to be
+    written, and do not count."""
     changed = []
     for key in all_keys().values():
         if (
@@ -124,9 +127,9 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
             or (key.path.startswith("data.eval.") and c.config.data.eval is None)
         ):
             continue
-        value = c.value(key.path)
-        if value != key.default:
-            changed.append(ChangedValue(key.path, plain(key.default), plain(value), c.origins.of(key.path)))
+        value, origin = c.value(key.path), c.origins.of(key.path)
+        if value != key.default or origin.startswith(TWIN_ORIGIN):  # a twin also goes back to defaults
+            changed.append(ChangedValue(key.path, plain(key.default), plain(value), origin))
     for key in _arguments(c):
         value = c.value(key.path)
         if value != key.default:

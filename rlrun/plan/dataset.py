@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from rlrun.config.recall import recall, remember, stamp
+
 MOST_SHOWN = 5
 ROLES = ("system", "user", "assistant")
 
@@ -33,7 +35,18 @@ class Scan:
 
 
 def scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None = None) -> Scan:
-    """Reads a JSONL file once; blank lines are not rows. With `alphabet`, looks at the characters too. Never raises."""
+    """Reads a JSONL file; blank lines are not rows. With `alphabet`, looks at the characters too. Never raises. The
+    result is kept as long as the file stays as it is."""
+    key, files = ("scan", path, prompt_key, label_key, alphabet), {path: stamp(path)}
+    known = recall(key)
+    if known is None:
+        known = _scan(path, prompt_key, label_key, alphabet)
+        if known.error is None:
+            remember(key, known, files)
+    return known
+
+
+def _scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None) -> Scan:
     digest = hashlib.sha256()
     bad: list[BadRow] = []
     foreign: list[BadRow] = []

@@ -6,6 +6,7 @@ import difflib
 import textwrap
 from collections.abc import Sequence
 
+from rlrun.config import twin
 from rlrun.config.keys import Key, find_key, nearest_key, open_sections, own_keys
 from rlrun.config.load import Loaded, load
 from rlrun.config.origin import COMMAND_LINE, show
@@ -27,6 +28,10 @@ def explain(name: str, words: Sequence[str], config_dir: str | None = None) -> s
     """
     if name in CODES:
         return f"error[{name}]\n{_paragraph(CODES[name])}"
+    if name == "twin":
+        return "\n".join(
+            ["twin", textwrap.indent((twin.__doc__ or "").strip(), "  "), "  Expects only cpu, as +twin=cpu."]
+        )
     key = find_key(name)
     if key is None:
         close = difflib.get_close_matches(name, CODES, n=1) if "-" in name else []

@@ -11,6 +11,9 @@ from typing import Any
 RUNNABLE = ("qwen3",)
 """Families that the Megatron backend can train."""
 
+RANDOM = ("qwen3",)
+"""Families of which `rlrun.data.tiny_model` makes a checkpoint of random weights."""
+
 COMMON = (
     "hidden_size",
     "num_hidden_layers",

@@ -110,9 +110,10 @@ def render_sweep(plans: Sequence[RunPlan], names: Sequence[str], stream: TextIO 
 
 
 def _title(plan: RunPlan) -> str:
+    name = plan.name if plan.twin is None else f"CPU twin of {plan.twin}"
     if plan.device == "cpu":
-        return f"Plan: {plan.name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'slot')} on CPU"
-    return f"Plan: {plan.name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'GPU')}"
+        return f"Plan: {name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'slot')} on CPU"
+    return f"Plan: {name}, {_n(plan.num_nodes, 'node')} x {_n(plan.gpus_per_node, 'GPU')}"
 
 
 def _processes(plan: RunPlan) -> list[tuple[str, str]]:
@@ -320,7 +321,9 @@ def _eval(plan: RunPlan) -> str:
     before = "before training and " if plan.eval.before_train else ""
     samples = f" x {plan.eval.samples_per_prompt} samples" if plan.eval.samples_per_prompt > 1 else ""
     when = f"{before}every {_n(plan.eval.interval, 'step')}"
-    return f"{when}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}"
+    cut = f", top_p {plan.eval.top_p:g}" if plan.eval.top_p < 1 else ""
+    cut += f", top_k {plan.eval.top_k}" if plan.eval.top_k != -1 else ""
+    return f"{when}, {_n(rows, 'prompt')}{samples}, temperature {plan.eval.temperature:g}{cut}"
 
 
 def _save(plan: RunPlan) -> str:
@@ -332,12 +335,17 @@ def _save(plan: RunPlan) -> str:
 
 
 def _changes(changed: Sequence[ChangedValue], style: Style) -> str:
-    rows = [(c.key, shorten(f"{show(c.default)} -> {show(c.value)}"), c.origin) for c in changed]
+    rows = [(c.key, shorten(_change(c)), c.origin) for c in changed]
     key_width = max(len(key) for key, _, _ in rows)
     value_width = max(len(value) for _, value, _ in rows)
     return "\n".join(
         f"  {key:<{key_width}}  {value:<{value_width}}   {style.dim(origin)}" for key, value, origin in rows
     )
+
+
+def _change(c: ChangedValue) -> str:
+    """A twin may have gone back to the default."""
+    return f"{show(c.default)} -> {show(c.value)}" if c.value != c.default else show(c.value)
 
 
 def _counts(plan: RunPlan) -> str:

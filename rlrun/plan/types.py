@@ -105,6 +105,7 @@ class RunPlan:
     deployment: DeploymentPlan = field(default_factory=DeploymentPlan)
     async_mode: AsyncPlan = SYNCHRONOUS
     time: TimePlan | None = None  # on cuda
+    twin: str | None = None  # name of the experiment of which this is the CPU twin
 
 
 __all__ = [

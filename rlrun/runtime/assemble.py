@@ -67,6 +67,8 @@ def _agent(plan: RunPlan, client: SglangClient, inputs: Inputs, stream: str) -> 
         stream=stream,
         max_concurrent_groups=plan.rollout.max_concurrent_groups,
         reward_timeout_s=plan.reward.timeout_s,
+        top_p=evaluating.top_p if evaluating else 1.0,
+        top_k=evaluating.top_k if evaluating else -1,
     )
 
 

@@ -22,6 +22,12 @@ def check_rollout_backend(backend: RolloutBackend, prompt: tuple[int, ...], vers
         first = await backend.generate(request)
         again = await backend.generate(request)
         greedy = await backend.generate(GenerateRequest(prompt, seeds=(1, 2), temperature=0.0, max_new_tokens=4))
+        cut = [
+            await backend.generate(GenerateRequest(prompt, seeds=(1, 2, 3), temperature=5.0, max_new_tokens=4, **only))
+            for only in ({"top_k": 1}, {"top_p": 1e-6})
+        ]
+        for completion in (*cut[0], *cut[1]):
+            assert completion.token_ids == greedy[0].token_ids, "the most probable token is the only one left"
         scores = await backend.score([*prompt, *first[0].token_ids], engine=0)
         return first, again, greedy, scores, await backend.versions()
 

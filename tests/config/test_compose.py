@@ -57,7 +57,7 @@ def test_the_origin_of_a_value_is_a_line_that_says_so(experiment):
         text = (CONF.parent / file).read_text().splitlines()[int(line) - 1]
         [(name, written)] = yaml.safe_load(text.strip().removeprefix("- ")).items()
         assert name == key.rpartition(".")[2]
-        if not str(written).startswith("${"):
+        if not str(written).startswith("${") and not (written is None and isinstance(value, list)):  # a block below
             assert written == value
         checked += 1
     assert checked > 20

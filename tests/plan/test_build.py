@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,10 @@ from hypothesis import strategies as st
 from rlrun.config.shipped import shipped
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
+from rlrun.plan.model_spec import make_spec
+
+sys.path.insert(0, str(Path(__file__).parent))
+from weights_on_disk import qwen3_shapes, write_safetensors
 
 QUICK = "+experiment=quickstart"
 BIG = "+experiment=qwen3_grpo"
@@ -233,7 +239,8 @@ def test_planning_again_with_a_local_model_does_not_contradict_itself(tmp_path):
         "max_position_embeddings": 4096,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(b"x")
+    spec = make_spec("qwen3", {**config, "rms_norm_eps": 1e-6, "tie_word_embeddings": False})
+    write_safetensors(tmp_path / "model.safetensors", qwen3_shapes(spec))
     (tmp_path / "tokenizer.json").write_text("{}")
     names = (
         "hidden_size",

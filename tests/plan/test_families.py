@@ -10,6 +10,7 @@ import pytest
 from rlrun.config.shipped import shipped
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
+from rlrun.plan.families import FAMILIES
 from rlrun.plan.model_spec import read_architecture, spec_from_directory
 from rlrun.plan.parameters import stage_parameters, stage_sizes
 
@@ -46,12 +47,12 @@ TOTALS = {
     "minimax_m2_7": 228_689_748_992,
 }
 # Without a GPU no memory is judged, so a laptop can plan any size.
-ON_CPU = ["+experiment=qwen3_grpo", "placement=cpu_1"]
+ON_CPU = ["+experiment=qwen3_grpo", "placement=cpu_1", "rollout.max_response_tokens=1536"]
 
 
 def test_every_shipped_model_is_counted_here():
-    shipped_models = {p.stem for p in (shipped("conf") / "model").glob("*.yaml")} - {"tiny_qwen3"}
-    assert shipped_models == set(TOTALS)
+    shipped_models = {p.stem for p in (shipped("conf") / "model").glob("*.yaml")}
+    assert shipped_models == set(TOTALS) | {f"tiny_{family}" for family in FAMILIES}
 
 
 @pytest.mark.parametrize("model", TOTALS)

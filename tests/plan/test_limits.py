@@ -6,12 +6,12 @@ import pytest
 
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
-from rlrun.plan.families import FAMILIES, RUNNABLE
+from rlrun.plan.families import FAMILIES, RANDOM, RUNNABLE
 from rlrun.plan.limits import limits
 from rlrun.plan.render import render_plan
 from rlrun.runtime.preflight import check_machine
 
-ON_CPU = ["+experiment=qwen3_grpo", "placement=cpu_1"]
+ON_CPU = ["+experiment=qwen3_grpo", "placement=cpu_1", "rollout.max_response_tokens=1536"]
 OF_FAMILY = {
     "qwen3_moe": "qwen3_30b_a3b",
     "qwen3_5": "qwen3_5_0_8b",
@@ -37,6 +37,19 @@ def test_a_family_that_cannot_run_yet_says_so_before_anything_starts(family):
 def test_a_family_that_runs_is_not_refused(monkeypatch):
     monkeypatch.setattr("rlrun.runtime.preflight._installed", lambda package: True)
     check_machine(load_plan(["+experiment=quickstart"]))
+
+
+def test_a_router_that_engines_would_not_refresh_is_a_limit_with_its_mitigation():
+    found = {limit.code: limit for limit in limits(load_plan([*ON_CPU, "model=glm4_5_air"]))}
+    assert "fp32 copy" in found["stale-router"].what
+    assert "refreshed in place" in found["stale-router"].hint
+    assert "stale-router" not in [limit.code for limit in limits(load_plan([*ON_CPU, "model=glm4_7_flash"]))]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_random_weights_of_a_family_without_a_maker_are_planned_and_not_made(family):
+    found = [limit.code for limit in limits(load_plan(["+experiment=quickstart", f"model=tiny_{family}"]))]
+    assert ("random-family" in found) == (family not in RANDOM)
 
 
 NODES = ["+experiment=qwen3_grpo", "placement.num_nodes=8", "placement.trainer.gpus=64", "placement.rollout.gpus=64"]

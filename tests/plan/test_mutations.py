@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.config.compose import Composition, Groups
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.plan.codes import CODES
@@ -21,21 +19,6 @@ ENTRIES: dict[str, list[dict[str, Any]]] = {"broken": [], "valid": []}
 for file in FILES:
     for kind, entries in yaml.safe_load(file.read_text(encoding="utf-8")).items():
         ENTRIES[kind] += entries
-
-
-@pytest.fixture(autouse=True)
-def composed_once(monkeypatch):
-    """Most entries choose the same files, whose composition is four fifths of the time."""
-    known: dict[tuple, Composition] = {}
-    compose = Groups.compose
-
-    def compose_once(groups: Groups, choices: list) -> Composition:
-        key = tuple(choice.input_line for choice in choices)
-        if key not in known:
-            known[key] = compose(groups, choices)
-        return copy.deepcopy(known[key])
-
-    monkeypatch.setattr(Groups, "compose", compose_once)
 
 
 def codes(entry: dict[str, Any], folder: Path) -> list[str]:

@@ -1,9 +1,9 @@
 """RolloutBackend over HTTP: one request to SGLang for each group, ids in and ids out.
 
 sglang-router takes a batch of prompts, but only one set of sampling parameters for all of it, so a seeded group goes
-through the router as one request a sample. Sampling is never truncated (top-p, top-k and min-p are off, whatever the
-checkpoint's generation_config.json says), so the log-probs that SGLang returns are those of the distribution sampled
-from, at the sampling temperature.
+through the router as one request a sample. Sampling parameters are always sent, so that no checkpoint's
+generation_config.json fills them in. The log-probs that SGLang returns are those of the whole distribution at the
+sampling temperature, which is the one sampled from unless an evaluation cuts it with top-p or top-k.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class SglangClient:
         params: dict[str, Any] = {
             "temperature": request.temperature,
             "max_new_tokens": request.max_new_tokens,
-            "top_p": 1.0,
-            "top_k": -1,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
             "min_p": 0.0,
         }
         if request.stop:

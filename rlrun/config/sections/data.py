@@ -80,5 +80,9 @@ class EvalConfig(Section):
     """Samples drawn for each evaluation prompt."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw from the most probable tokens that together have this probability; 1 is all of them."""
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Draw from so many most probable tokens; -1 is all of them."""
     max_prompts: Positive | None = None
     """Use only the first so many prompts."""

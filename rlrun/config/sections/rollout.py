@@ -56,6 +56,12 @@ class RolloutConfig(Section):
     """Tokens before max_response_tokens over which the penalty grows. penalize only."""
     overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
     """What a sample of max_response_tokens loses. penalize only."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, json_schema_extra=NOT_SEMANTIC)
+    """Has to be 1: samples are drawn from the whole distribution, whose log-probs are trained on. See eval.top_p."""
+    top_k: Annotated[int, Field(ge=-1)] = Field(default=-1, json_schema_extra=NOT_SEMANTIC)
+    """Has to be -1, all tokens, for the same reason. See eval.top_k."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, json_schema_extra=NOT_SEMANTIC)
+    """Has to be 0, for the same reason."""
     stop: list[str] = Field(default=[])
     """Strings that end a sample, beside the end-of-sequence token."""
     seeded: bool = False

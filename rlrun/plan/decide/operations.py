@@ -31,7 +31,8 @@ def eval_plan(config: RunConfig) -> EvalPlan | None:
     e = config.eval
     if e.interval is None:
         return None
-    return EvalPlan(e.interval, e.before_train, e.samples_per_prompt, float(e.temperature), e.max_prompts)
+    temperature, top_p = float(e.temperature), float(e.top_p)
+    return EvalPlan(e.interval, e.before_train, e.samples_per_prompt, temperature, e.max_prompts, top_p, e.top_k)
 
 
 def tracking_plan(config: RunConfig) -> TrackingPlan | None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 CODES: dict[str, str] = {
+    "sampling-truncated": (
+        "rollout.top_p, top_k and min_p cut the distribution that samples are drawn from, while SGLang returns the "
+        "log-probs of the distribution before the cut, and the trainer computes the same. Policy-gradient losses "
+        "would weigh every sample by a probability it was not drawn with, so only 1, -1 and 0 are accepted. "
+        "Evaluation learns nothing from its samples: eval.top_p and eval.top_k may cut."
+    ),
     "group-size-too-small": (
         "The advantage of grpo, rloo and reinforce_plus_plus_baseline is a sample's reward against the others of its "
         "group. A group of one has advantage zero everywhere, and nothing would be learned."

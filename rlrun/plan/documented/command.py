@@ -33,6 +33,10 @@ CODES: dict[str, str] = {
         "A group has no file of that name, in conf/ or in --config-dir. The hint lists the options there are. "
         "The choice may be in the defaults list of an experiment; its file and line are shown."
     ),
+    "twin-of-cpu": (
+        "+twin=cpu scales an experiment until it runs on a CPU, and this one is placed on a CPU already. Choose the "
+        "experiment as it is meant for GPUs, or leave the twin out."
+    ),
     "yaml-syntax": (
         "A YAML file cannot be parsed. Usual causes: a tab, a missing space after a colon, unequal "
         "indentation, or the same key twice. Its other keys are unknown, so complaints about missing values "

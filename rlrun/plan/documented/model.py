@@ -12,6 +12,21 @@ CODES: dict[str, str] = {
         "The folder has a config.json and lacks weights or tokenizer files that it names, for instance after "
         "an interrupted download."
     ),
+    "checkpoint-incomplete": (
+        "The safetensors files of model.path are cut short, lack tensors that their index places in them, or have none "
+        "at all of a layer, the embedding or the output layer: usually an interrupted download. Only the files' "
+        "headers are read. A folder with nothing but config.json can be planned."
+    ),
+    "checkpoint-unexpected-size": (
+        "The weights are complete files and have another number of parameters than config.json describes: the two "
+        "belong to different models, or tensors were removed. Multi-token-prediction layers, vision towers, scales of "
+        "FP8 weights, router bias buffers and a stored copy of a tied output layer are not counted."
+    ),
+    "sparse-attention-length": (
+        "The engines of family glm_moe_dsa attend to the index_topk keys that an indexer selects, and the trainer of "
+        "this version computes attention over all keys. Both are exactly the same while a sample has no more than "
+        "index_topk tokens; beyond that the trainer would learn from log-probs of another function."
+    ),
     "model-unsupported": (
         "config.json describes something that the weight mapping of model.family does not compute: another "
         "model type, attention biases, a scaled rotary embedding, quantised weights. Training it would train "
@@ -37,5 +52,4 @@ CODES: dict[str, str] = {
         "A prompt contains characters that the tokenizer of a random model does not have. Add them to "
         "model.alphabet (and to architecture.vocab_size), or change the prompts."
     ),
-    "random-family": "A checkpoint of random weights can be made for qwen3 only; other families need model.path.",
 }

@@ -38,6 +38,8 @@ class EvalPlan:
     samples_per_prompt: int
     temperature: float
     max_prompts: int | None
+    top_p: float = 1.0
+    top_k: int = -1
 
 
 @dataclass(frozen=True)

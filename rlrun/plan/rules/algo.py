@@ -72,7 +72,7 @@ def evaluation(c: Context) -> Iterator[Problem]:
             hint = f"set eval.interval to {max(1, c.config.num_steps // 10)}, or data.eval to null"
             summary = "data.eval is never used: evaluation is switched off"
             yield c.problem("inactive-key", summary, "data.eval.path", "eval.interval", hint=hint)
-        for key in ("samples_per_prompt", "temperature", "max_prompts"):
+        for key in ("samples_per_prompt", "temperature", "top_p", "top_k", "max_prompts"):
             if c.changed(f"eval.{key}"):
                 yield inactive(c, f"eval.{key}", "shapes an evaluation that is switched off", "eval.interval")
     elif e.temperature == 0 and e.samples_per_prompt > 1:
@@ -81,6 +81,30 @@ def evaluation(c: Context) -> Iterator[Problem]:
         yield c.problem(
             "eval-samples-equal", summary, *keys, hint="set eval.samples_per_prompt to 1, or eval.temperature to 1.0"
         )
+
+
+def sampling(c: Context) -> Iterator[Problem]:
+    """What is learned from is drawn from the whole distribution; what is only measured need not be."""
+    for name in ("top_p", "top_k", "min_p"):
+        key = f"rollout.{name}"
+        if c.changed(key):
+            summary = (
+                f"with {name} {show(c.value(key))} samples come from a cut and renormalised distribution, and the "
+                "engine's log-probs are those of the whole one: ratios and corrections of the loss would be wrong"
+            )
+            hint = f"set {key} to {show(all_keys()[key].default)}"
+            if name != "min_p":
+                hint += f"; eval.{name} cuts evaluation samples"
+            yield c.problem("sampling-truncated", summary, key, hint=hint)
+    if c.value("eval.top_k") == 0:
+        yield c.problem(
+            "not-allowed", "no token is among the 0 most probable", "eval.top_k", hint="set eval.top_k to -1"
+        )
+    if c.config.eval.interval is not None and c.config.eval.temperature == 0:
+        for name in ("top_p", "top_k"):
+            if c.changed(f"eval.{name}"):
+                why = "cuts a distribution, and at temperature 0 the most probable token is taken anyway"
+                yield _inactive(c, f"eval.{name}", why, "eval.temperature")
 
 
 def batching(c: Context) -> Iterator[Problem]:
@@ -136,6 +160,7 @@ RULES = (
     warmup,
     stop_after,
     evaluation,
+    sampling,
     batching,
     tracking,
     stop_texts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -11,9 +10,17 @@ from pathlib import Path
 from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.context import Context
-from rlrun.plan.families import RUNNABLE, fields_of
+from rlrun.plan.families import fields_of
 from rlrun.plan.model_spec import read_architecture
 from rlrun.plan.placement import divisors, one_of
+from rlrun.plan.weight_files import (
+    absent_parts,
+    has_weights,
+    missing_shards,
+    only_described,
+    read_weight_files,
+    trained,
+)
 
 SPECIAL_TOKENS = 3
 """The tokenizer of a random model has <|endoftext|>, <|im_start|>, <|im_end|> and then the alphabet."""
@@ -59,27 +66,48 @@ def readable(c: Context) -> Iterator[Problem]:
         for p in e.problems:
             yield c.problem(p.code, p.summary, "model.path", hint=p.hint or "")
         return
-    yield from incomplete(c, Path(c.model_dir), "model.path")
+    if not only_described(Path(c.model_dir)):  # a limit of what can be run, plan/limits.py
+        yield from incomplete(c, Path(c.model_dir), "model.path")
 
 
 def incomplete(c: Context, folder: Path, key: str) -> Iterator[Problem]:
     """Weights and tokenizer beside a good config.json."""
-    missing = []
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            missing += [name for name in shards if not (folder / name).is_file()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            missing.append(f"{index.name} (it is there, and is not an index)")
-    elif not any(folder.glob("*.safetensors")):
-        missing.append("*.safetensors")
+    missing = missing_shards(folder) if has_weights(folder) else ["*.safetensors"]
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         missing.append("tokenizer.json")
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         summary = f"{folder} lacks {', '.join(missing[:5])}{more}"
         yield c.problem("model-incomplete", summary, key, hint="download the whole checkpoint into that folder")
+
+
+def weights(c: Context) -> Iterator[Problem]:
+    """Are the weights whole, and are they as many as the architecture has? Read from the files' headers."""
+    if c.model_dir is None or not has_weights(Path(c.model_dir)):
+        return
+    folder, spec = os.path.basename(c.model_dir), c.spec
+    files = read_weight_files(Path(c.model_dir))
+    again = "download the whole checkpoint into that folder again"
+    if files.faults:
+        more = f"; and {len(files.faults) - 3} more" if len(files.faults) > 3 else ""
+        summary = f"{folder} is damaged: {'; '.join(files.faults[:3])}{more}"
+        yield c.problem("checkpoint-incomplete", summary, "model.path", hint=again)
+    if files.faults or missing_shards(Path(c.model_dir)) or not files.sizes:
+        return
+    names = trained(files.sizes, spec)
+    absent = absent_parts(names, spec)
+    if absent:
+        summary = f"the weights in {folder} have no {', '.join(absent)}"
+        yield c.problem("checkpoint-incomplete", summary, "model.path", hint=again)
+        return
+    count = sum(names.values())
+    if count != spec.num_parameters:
+        summary = (
+            f"the weights in {folder} are {count:,} parameters, and its config.json describes "
+            f"{spec.num_parameters:,} ({count - spec.num_parameters:+,})"
+        )
+        hint = f"{again}: config.json and the weights are of different models"
+        yield c.problem("checkpoint-unexpected-size", summary, "model.path", "model.family", hint=hint)
 
 
 def family_fields(c: Context) -> Iterator[Problem]:
@@ -93,14 +121,6 @@ def family_fields(c: Context) -> Iterator[Problem]:
         elif name not in has and c.value(key) is not None:
             summary = f"family {family} has no {name}"
             yield c.problem("inactive-key", summary, key, "model.family", hint=f"set {key} to null")
-
-
-def random_family(c: Context) -> Iterator[Problem]:
-    m = c.config.model
-    if m.init == "random" and m.family not in RUNNABLE:
-        summary = f"random weights can be made for {', '.join(RUNNABLE)} only, not for {m.family}"
-        hint = "set model.init to pretrained with model.path, or model.family to qwen3"
-        yield c.problem("random-family", summary, "model.init", "model.family", hint=hint)
 
 
 def architecture(c: Context) -> Iterator[Problem]:
@@ -145,6 +165,24 @@ def heads(c: Context) -> Iterator[Problem]:
         yield c.problem("heads-indivisible", summary, f"{prefix}.head_dim", hint=hint)
 
 
+def sparse_attention(c: Context) -> Iterator[Problem]:
+    """The trainer computes dense attention, which is what sparse attention is as long as it selects every key."""
+    r, indexer = c.config.rollout, c.spec.indexer
+    total = r.max_prompt_tokens + r.max_response_tokens
+    if indexer is not None and total > indexer.top_k:
+        left = indexer.top_k - r.max_prompt_tokens
+        hint = f"set rollout.max_response_tokens to {left} or less"
+        if left < 1:
+            half = indexer.top_k // 2
+            hint = f"set rollout.max_prompt_tokens to {half} and rollout.max_response_tokens to {half}"
+        summary = (
+            f"engines attend to {indexer.top_k} selected keys and the trainer to all, which is the same up to "
+            f"{indexer.top_k} tokens only, and samples have up to {total}"
+        )
+        keys = ("rollout.max_prompt_tokens", "rollout.max_response_tokens", "model.architecture.index_topk")
+        yield c.problem("sparse-attention-length", summary, *keys, hint=hint)
+
+
 def context_length(c: Context) -> Iterator[Problem]:
     r, limit = c.config.rollout, c.spec.max_position_embeddings
     total = r.max_prompt_tokens + r.max_response_tokens
@@ -156,4 +194,4 @@ def context_length(c: Context) -> Iterator[Problem]:
         yield c.problem("context-too-long", summary, *keys, hint=hint)
 
 
-RULES = (source, alphabet, readable, family_fields, random_family, architecture, heads, context_length)
+RULES = (source, alphabet, readable, weights, family_fields, architecture, heads, sparse_attention, context_length)

@@ -109,7 +109,14 @@ def test_a_group_is_one_request_with_a_seed_for_each_sample(make_plan):
         assert params["temperature"] == 0.7
         assert params["max_new_tokens"] == 5
         assert params["stop"] == ["\n"]
-        assert (params["top_p"], params["top_k"], params["min_p"]) == (1.0, -1, 0.0)  # never truncated
+        assert (params["top_p"], params["top_k"], params["min_p"]) == (1.0, -1, 0.0)  # not the checkpoint's
+
+
+def test_an_evaluation_may_cut_the_distribution(make_plan):
+    server = FakeServer()
+    run(make_plan(), [server], lambda c: c.generate(request(top_p=0.9, top_k=20)))
+    (body,) = server.bodies
+    assert [(p["top_p"], p["top_k"], p["min_p"]) for p in body["sampling_params"]] == [(0.9, 20, 0.0)] * 3
 
 
 def test_through_a_router_a_seeded_group_is_one_request_a_sample(make_plan):

@@ -197,6 +197,23 @@ def test_samples_follow_the_models_distribution(live, temperature):
     assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 3), (0.4, -1), (1.0, 1)])
+def test_an_evaluation_draws_from_the_most_probable_tokens_and_log_probs_are_those_of_all(live, top_p, top_k):
+    request = GenerateRequest(PROMPT, tuple(range(200)), 2.0, 1, (), top_p, top_k)
+    completions = live.use(lambda client: client.generate(request))
+    with torch.no_grad():
+        probs = (live.hf(torch.tensor([list(PROMPT)])).logits[0, -1] / 2.0).double().softmax(-1).numpy()
+    order = np.argsort(-probs)
+    before = np.cumsum(probs[order]) - probs[order]
+    allowed = set(order[(before <= top_p) & ((np.arange(len(order)) < top_k) | (top_k == -1))].tolist())
+    assert 0 < len(allowed) < len(probs)
+    assert {c.token_ids[0] for c in completions} == allowed
+    if top_k == 1:  # greedy to SGLang, whose log-probs are then those at temperature 1
+        return
+    for completion in completions:
+        assert completion.logprobs[0] == pytest.approx(np.log(probs[completion.token_ids[0]]), abs=1e-4)
+
+
 @pytest.mark.parametrize("bucket_bytes", [20_000, 1 << 29])
 @pytest.mark.parametrize("backend", ["value", "gloo"])
 def test_new_weights_arrive_whole_under_their_version(live, backend, bucket_bytes):

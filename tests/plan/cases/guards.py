@@ -1,0 +1,50 @@
+"""Cases of the CPU twin, of sampling and family guards, and of checkpoints on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from case import BIG, QUICK, Case
+from weights_on_disk import qwen3_shapes, write_safetensors
+
+from rlrun.plan.build import load_plan
+
+DSA = [BIG, "placement=cpu_1", "model=glm5"]
+ON_DISK = [BIG, "model.path=./model"]
+
+
+def weights(cut: int = 0, **more: tuple[int, ...]) -> Callable[[Path], None]:
+    """Qwen3-4B in one file that lacks `cut` bytes, with additional tensors."""
+
+    def make(folder: Path) -> None:
+        plan = load_plan([BIG])
+        architecture = {k: v for k, v in plan.resolved_config["model"]["architecture"].items() if v is not None}
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "config.json").write_text(json.dumps({"model_type": "qwen3", **architecture}))
+        (folder / "model" / "tokenizer.json").write_text("{}")
+        write_safetensors(folder / "model" / "model.safetensors", qwen3_shapes(plan.model.spec) | more, cut=cut)
+
+    return make
+
+
+CASES = [
+    Case("twin-of-cpu", [QUICK, "+twin=cpu"]),
+    Case("unknown-option", [BIG, "+twin=laptop"], ["+twin=cpu"]),
+    Case("sampling-truncated", [BIG, "rollout.top_p=0.95"], ["rollout.top_p=1"]),
+    Case("sampling-truncated", [BIG, "rollout.top_k=50"], ["rollout.top_k=-1"]),
+    Case("sampling-truncated", [BIG, "rollout.min_p=0.05"], ["rollout.min_p=0"]),
+    Case("not-allowed", [QUICK, "eval.temperature=1", "eval.top_k=0"], ["eval.top_k=-1"]),
+    Case("inactive-key", [QUICK, "eval.top_p=0.9"], ["eval.top_p=1"]),
+    Case("inactive-key", [QUICK, "eval.top_k=20"], ["eval.top_k=-1"]),
+    Case("inactive-key", [BIG, "eval.top_p=0.9"], ["eval.top_p=1"]),
+    Case("sparse-attention-length", DSA, ["rollout.max_response_tokens=1536"]),
+    Case(
+        "sparse-attention-length",
+        [*DSA, "rollout.max_prompt_tokens=4096"],
+        ["rollout.max_prompt_tokens=1024", "rollout.max_response_tokens=1024"],
+    ),
+    Case("checkpoint-incomplete", ON_DISK, prepare=weights(cut=1), repair=weights()),
+    Case("checkpoint-unexpected-size", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
+]
