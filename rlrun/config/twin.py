@@ -197,9 +197,12 @@ def _two_ranks(tp: int, pp: int, ep: int, gpus: int, cp: int) -> dict[str, int]:
 def _batch(s: _Scaled) -> None:
     a = s.config.algo
     s.cap("algo.group_size", MOST_SAMPLES)
-    rollouts = min(MOST_PROMPTS, max(1, a.prompts_per_rollout // a.groups_per_step))  # optimizer steps of each
-    s.put("algo.groups_per_step", min(a.groups_per_step, MOST_GROUPS, MOST_PROMPTS // rollouts))
-    s.put("algo.prompts_per_rollout", rollouts * s.now("algo.groups_per_step"))
+    if a.groups_per_step is None:  # all that are kept
+        s.cap("algo.prompts_per_rollout", MOST_PROMPTS)
+    else:
+        rollouts = min(MOST_PROMPTS, max(1, a.prompts_per_rollout // a.groups_per_step))  # optimizer steps of each
+        s.put("algo.groups_per_step", min(a.groups_per_step, MOST_GROUPS, MOST_PROMPTS // rollouts))
+        s.put("algo.prompts_per_rollout", rollouts * s.now("algo.groups_per_step"))
     s.cap("trainer.max_tokens_per_gpu", MICRO_BATCH_TOKENS)
     s.cap("trainer.micro_batch_size", MICRO_BATCH_SAMPLES)
 
@@ -209,7 +212,7 @@ def _steps(s: _Scaled) -> None:
     steps = s.now("num_steps")
     if s.config.stop_after is not None and s.config.stop_after >= steps:
         s.put("stop_after", None)
-    total = steps * (s.now("algo.prompts_per_rollout") // s.now("algo.groups_per_step"))
+    total = steps * (s.now("algo.prompts_per_rollout") // (s.now("algo.groups_per_step") or 10**9) or 1)
     s.cap("algo.lr_warmup_steps", total // 2)
     s.cap("checkpoint.interval", INTERVAL)
     if s.config.eval.interval is not None:

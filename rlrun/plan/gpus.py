@@ -33,6 +33,11 @@ class Gpu:
         """Bytes a second."""
         return self.hbm_tb_per_s * 1e12
 
+    @property
+    def host(self) -> float:
+        """Bytes a second to host memory, one direction."""
+        return self.host_gb_per_s * 1e9
+
     def link(self, same_node: bool) -> float:
         """Bytes a second to another GPU, of this node or of another."""
         return 1e9 * (self.nvlink_gb_per_s if same_node else self.network_gb_per_s)

@@ -59,7 +59,7 @@ def _decoding(time: TimePlan) -> str:
 
 
 def _overlapped(plan: RunPlan, phase: str) -> str:
-    if plan.async_mode.name != "sync" and phase in ("logprob", "train"):
+    if plan.async_mode.name != "sync" and phase in ("logprob", "critic", "train"):
         return "  beside generate"
     every = plan.async_mode.weight_sync_interval
     return f"  every {every} steps" if phase == "sync" and every > 1 else ""
@@ -71,5 +71,5 @@ def _assumed(plan: RunPlan) -> str:
     known = "" if plan.rollout.expected_response_tokens else " (see rollout.expected_response_tokens)"
     return (
         f"mean prompt {time.prompt_tokens:,.0f} tokens, response {time.response_tokens:,.0f}{known}, longest "
-        f"{plan.rollout.max_response_tokens:,}; no rewards, evaluation, checkpoints; within a factor of two"
+        f"{plan.rollout.max_response_tokens:,}; no rewards, evaluation, checkpoints; estimates came to 0.6 to 1.5 times published steps, weight syncs are less sure"
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from rlrun.plan import batch
 from rlrun.plan.context import Context
 from rlrun.plan.decide.rollout import in_flight_groups
+from rlrun.plan.decide.train import old_logprobs
 from rlrun.plan.estimate.step import estimate_time
 from rlrun.plan.estimate.work import Work
 from rlrun.plan.kv import kv_cache
@@ -20,14 +22,16 @@ def work_of(c: Context) -> Work | None:
     if layout is None or kv_cache(layout).samples < 1:
         return None
     p, r, algo, mode = c.config.placement, c.config.rollout, c.config.algo, c.config.async_mode
-    if algo.prompts_per_rollout < algo.groups_per_step:
+    if algo.groups_per_step is not None and algo.prompts_per_rollout < algo.groups_per_step:
         return None
     return Work(
         layout=layout,
         gpus_per_node=p.gpus_per_node,
-        rollout_gpus=p.rollout.gpus,
+        rollout_gpus=layout.rollout_gpus,
         num_samples=algo.prompts_per_rollout * algo.group_size,
-        optimizer_steps=algo.prompts_per_rollout // algo.groups_per_step,
+        generated_samples=batch.first_draw(c.config) * algo.group_size,
+        forward_passes=(old_logprobs(algo) == "trainer") + layout.reference,
+        optimizer_steps=batch.steps_per_rollout(c.config),
         in_flight_samples=in_flight_groups(c.config) * algo.group_size,
         max_running_requests=r.sglang.max_running_requests,
         cuda_graph=r.sglang.cuda_graph,

@@ -72,7 +72,7 @@ def algo_plan(c: Context) -> AlgoPlan:
         whiten_advantages=a.whiten_advantages,
         kl_reward_coef=float(a.kl_reward_coef),
         opd_coef=float(a.opd_coef),
-        old_logprobs=_old_logprobs(a),
+        old_logprobs=old_logprobs(a),
         reference_path=absolute(a.reference_path) if a.reference_path is not None else None,
         teacher=TeacherPlan(absolute(a.teacher_path), c.teacher) if a.teacher_path is not None else None,
         loss_constant=(a.loss_constant or c.config.rollout.max_response_tokens)
@@ -98,7 +98,7 @@ def _loss_options(a: AlgoConfig) -> LossOptions:
     )
 
 
-def _old_logprobs(a: AlgoConfig) -> str:
+def old_logprobs(a: AlgoConfig) -> str:
     """The trainer's pass before the update is left out where it would give what the update's own forward pass gives:
     with a single optimizer step, and nothing that needs the values before it."""
     needed_before = a.kl_reward_coef > 0 or a.opd_coef > 0

@@ -46,3 +46,10 @@ ALL_REDUCE_S = 15e-6
 
 RAGGED = 1.1
 """The slowest data-parallel rank or engine against the mean: shares are balanced by tokens, not perfectly."""
+
+HOST_LINK = 0.7
+"""Share of the PCIe bandwidth that copies to and from pinned memory reach, all GPUs of a node at once."""
+
+HOST_MEMORY = 1e11
+"""Bytes a second that AdamW on the processors of a node gets from its memory; the memory itself gives about four times
+as much."""

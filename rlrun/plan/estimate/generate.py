@@ -36,7 +36,7 @@ class Generate:
 
 def generate(w: Work) -> Generate:
     """A rollout of its own (sync, one_step), or as many samples of a stream that never ends (fully_async)."""
-    samples = -(-w.num_samples // w.num_engines)
+    samples = -(-w.generated_samples // w.num_engines)
     running = concurrency(w)
     full_steps = samples * w.response_tokens / running
     tail_steps = 0.0 if w.mode == "fully_async" else max(0.0, w.longest_response - w.response_tokens)
@@ -54,7 +54,7 @@ def concurrency(w: Work) -> int:
     by_cache = int(w.kv.tokens / w.sample_tokens)
     waiting = w.in_flight_samples // w.num_engines
     if w.mode != "fully_async":
-        waiting = min(waiting, -(-w.num_samples // w.num_engines))
+        waiting = min(waiting, -(-w.generated_samples // w.num_engines))
     return max(1, min(w.max_running_requests, by_cache, waiting))
 
 
@@ -83,7 +83,7 @@ def weights_read(w: Work, running: float) -> float:
     """Bytes of weights that a decode step reads on one GPU: of an embedding that is not the output layer a few rows, of
     E experts those that at least one of the running samples is sent to."""
     spec, tp = w.layout.spec, w.layout.engine_tp
-    [(plain, experts)] = stage_parameters(spec, tp, 1, tp)
+    [(plain, experts)] = stage_parameters(spec, tp, ep=tp)
     if not spec.tied_embeddings:
         plain -= share(spec.vocab_size, tp) * spec.hidden_size
     touched = 0.0

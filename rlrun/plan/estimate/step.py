@@ -1,8 +1,8 @@
 """A step of each mode, from the seconds of its phases, and what waits for what.
 
-    sync          generate + log-probs + train + weight sync
-    one_step      max(generate, log-probs + train) + weight sync
-    fully_async   max(generate without tail, log-probs + train) + weight sync / interval
+    sync          generate + log-probs + critic + train + weight sync + offload
+    one_step      max(generate, log-probs + critic + train) + weight sync
+    fully_async   max(generate without tail, log-probs + critic + train) + weight sync / interval
 
 Bubble: the share of all GPU-seconds of a step in which a GPU waits, for the other side, for the longest sample of a
 rollout or for another pipeline stage.
@@ -22,6 +22,7 @@ from rlrun.plan.estimate import efficiency
 from rlrun.plan.estimate.generate import Generate, generate
 from rlrun.plan.estimate.train import Train, train
 from rlrun.plan.estimate.work import Work
+from rlrun.plan.memory import state
 from rlrun.plan.parameters import count_parameters
 from rlrun.plan.parts.time import PhaseTime, TimePlan
 
@@ -38,20 +39,31 @@ def weight_sync_s(w: Work) -> float:
     return (gathered + sent) / link + loaded + -(-total // m.bucket_bytes) * efficiency.BUCKET_S
 
 
+def offload_s(w: Work) -> float:
+    """A rank's weights and optimizer state to pinned host memory and back, once a step; gradients are made anew."""
+    m = w.layout
+    if not m.trainer_offload:
+        return 0.0
+    kept = max(sum(terms.values()) - terms["gradients"] for terms in state(m))
+    return 2 * kept / (w.gpu.host * efficiency.HOST_LINK)
+
+
 @functools.lru_cache(maxsize=256)
 def estimate_time(w: Work) -> TimePlan:
     """The whole estimate. Pure, and remembered: rules and plan ask for the same one."""
     g, t, sync = generate(w), train(w), weight_sync_s(w)
-    trainer = t.logprobs_s + t.train_s
+    trainer, moved = t.logprobs_s + t.critic_s + t.train_s, offload_s(w)
     if w.mode == "sync":
-        step = g.seconds + trainer + sync
+        step = g.seconds + trainer + sync + moved
     else:
         step = max(g.seconds, trainer) + sync / w.weight_sync_interval
     phases = (
         PhaseTime("generate", g.seconds),
         PhaseTime("logprob", t.logprobs_s),
+        *([PhaseTime("critic", t.critic_s)] if w.layout.critic else []),
         PhaseTime("train", t.train_s),
         PhaseTime("sync", sync),
+        *([PhaseTime("offload", moved)] if w.layout.trainer_offload else []),
     )
     hours = step * w.num_steps / 3600
     return TimePlan(
@@ -75,7 +87,7 @@ def estimate_time(w: Work) -> TimePlan:
 
 def bubble(w: Work, g: Generate, t: Train, sync: float, step: float) -> float:
     engines = w.rollout_gpus * (g.seconds - g.tail_s)
-    trainer = w.trainer_gpus * (t.logprobs_s + t.train_s) * (1 - t.pipeline_bubble)
+    trainer = w.trainer_gpus * (t.logprobs_s + t.critic_s + t.train_s) * (1 - t.pipeline_bubble)
     busy = engines + trainer + w.gpus * sync / w.weight_sync_interval
     return max(0.0, 1 - busy / (w.gpus * step))
 

@@ -1,6 +1,7 @@
 """Seconds of the trainer's phases: log-probs (a forward pass for each model that gives some) and optimizer steps.
 
-    log-probs     F operations
+    log-probs     F operations for each of policy, reference and teacher that the algorithm asks
+    critic        F for its values and as much as train for its optimizer steps, without an output layer
     train         3F, F once more for layers that are recomputed, and once more for logits, which always are
     time          operations / (GPUs x peak x utilisation) x (1 + (pp - 1) / micro-batches) x raggedness
                   + all-reduces of tensor parallelism + all-to-alls of expert parallelism
@@ -17,29 +18,36 @@ from rlrun.plan.estimate import efficiency
 from rlrun.plan.estimate.flops import causal_pairs, forward
 from rlrun.plan.estimate.work import Work
 from rlrun.plan.memory import state
+from rlrun.plan.parameters import share
+from rlrun.plan.types import ModelSpec
 
 
 @dataclass(frozen=True)
 class Train:
     logprobs_s: float
+    critic_s: float
     train_s: float
     pipeline_bubble: float  # share of both in which a pipeline stage waits
 
 
 def train(w: Work) -> Train:
     layers, head = forward_flops(w)
-    models = 2 if w.layout.reference else 1
     recomputed = layers if w.layout.recompute else 0.0
     stretch = 1 + (w.layout.pp - 1) / micro_batches(w)
-    logprobs = _seconds(w, models * (layers + head), stretch) + models * exchange_s(w, passes=1)
-    optimize = _seconds(w, 3 * (layers + head) + recomputed + head, stretch)
-    optimize += exchange_s(w, passes=3 if w.layout.recompute else 2) + w.optimizer_steps * optimizer_s(w)
-    return Train(logprobs, optimize, 1 - 1 / stretch)
+    logprobs = _seconds(w, w.forward_passes * (layers + head), stretch) + w.forward_passes * exchange_s(w, passes=1)
+    if w.layout.teacher is not None:
+        logprobs += _seconds(w, sum(forward_flops(w, w.layout.teacher)), stretch)
+    stepping = exchange_s(w, passes=3 if w.layout.recompute else 2) + w.optimizer_steps * optimizer_s(w)
+    optimize = _seconds(w, 3 * (layers + head) + recomputed + head, stretch) + stepping
+    critic = 0.0
+    if w.layout.critic:
+        critic = _seconds(w, 4 * layers + recomputed, stretch) + exchange_s(w, passes=1) + stepping
+    return Train(logprobs, critic, optimize, 1 - 1 / stretch)
 
 
-def forward_flops(w: Work) -> tuple[float, float]:
-    """(layers, output layer) of one forward pass over all samples of a step."""
-    f = forward(w.layout.spec)
+def forward_flops(w: Work, spec: ModelSpec | None = None) -> tuple[float, float]:
+    """(layers, output layer) of one forward pass of the policy, or of another model, over all samples of a step."""
+    f = forward(spec or w.layout.spec)
     padding = padded_tokens(w) / w.sample_tokens
     tokens, pairs = w.sample_tokens * padding, causal_pairs(w.sample_tokens, w.sample_tokens_squared) * padding**2
     head = tokens * f.head
@@ -89,8 +97,14 @@ def optimizer_s(w: Work) -> float:
     m = w.layout
     worst = max(state(m), key=lambda terms: sum(terms.values()))
     copies = m.dp * m.cp
-    exchanged = (worst["gradients"] + worst["weights"]) * (copies - 1) / copies
-    return exchanged / _link(w, w.trainer_gpus // m.pp) + 2 * worst["optimizer"] / w.gpu.hbm
+    exchanged = (worst["gradients"] + worst["weights"]) * (copies - 1) / copies / _link(w, w.trainer_gpus // m.pp)
+    if not m.optimizer_offload:
+        return exchanged + 2 * worst["optimizer"] / w.gpu.hbm
+    # This rank's share of gradients down and of weights up, and AdamW in the memory of the node.
+    owned = max(share(plain, m.shards[0]) + share(experts, m.shards[1]) for plain, experts in m.parameters())
+    moved = owned * (m.gradient_bytes + m.weight_bytes) / (w.gpu.host * efficiency.HOST_LINK)
+    touched = 2 * owned * (m.master_bytes + 2 * m.moment_bytes) * min(w.gpus_per_node, w.trainer_gpus)
+    return exchanged + moved + touched / efficiency.HOST_MEMORY
 
 
 def _link(w: Work, ranks: int) -> float:

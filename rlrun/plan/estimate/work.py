@@ -19,7 +19,9 @@ class Work:
     layout: Layout
     gpus_per_node: int
     rollout_gpus: int
-    num_samples: int  # of a step
+    num_samples: int  # that a step learns from
+    generated_samples: int  # for them, before any refill
+    forward_passes: int  # of the policy and its reference, over the samples of a step
     optimizer_steps: int
     in_flight_samples: int  # over all engines
     max_running_requests: int

@@ -104,7 +104,7 @@ def sampling(c: Context) -> Iterator[Problem]:
         for name in ("top_p", "top_k"):
             if c.changed(f"eval.{name}"):
                 why = "cuts a distribution, and at temperature 0 the most probable token is taken anyway"
-                yield _inactive(c, f"eval.{name}", why, "eval.temperature")
+                yield inactive(c, f"eval.{name}", why, "eval.temperature")
 
 
 def batching(c: Context) -> Iterator[Problem]:

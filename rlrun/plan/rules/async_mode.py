@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
+from rlrun.plan.batch import steps_per_rollout
 from rlrun.plan.context import Context
 
 MODE = "async_mode"
@@ -68,7 +69,7 @@ def own_gpus(c: Context) -> Iterator[Problem]:
 def one_optimizer_step(c: Context) -> Iterator[Problem]:
     """Each further optimizer step of a rollout makes its samples older than max_staleness counts."""
     a, algo = c.config.async_mode, c.config.algo
-    steps = algo.prompts_per_rollout // algo.groups_per_step
+    steps = steps_per_rollout(c.config)
     if a.name != "sync" and steps > 1:
         summary = (
             f"{steps} optimizer steps a rollout make its last samples {steps - 1} updates older than max_staleness "

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from rlrun.errors import Problem
+from rlrun.plan.batch import steps_per_rollout
 from rlrun.plan.context import Context
-from rlrun.plan.decide.time import time_plan
+from rlrun.plan.decide.time import time_plan, work_of
 
 EXPECTED = "rollout.expected_response_tokens"
 
@@ -34,15 +35,14 @@ def deadlines(c: Context) -> Iterator[Problem]:
     r = c.config.rollout
     if r.expected_response_tokens is not None and r.expected_response_tokens > r.max_response_tokens:
         return
-    time = time_plan(c)
-    if time is None:
+    time, work = time_plan(c), work_of(c)
+    if time is None or work is None:
         return
     seconds = {phase.phase: phase.seconds for phase in time.phases}
-    algo = c.config.algo
-    passes = 2 if algo.kl_coef > 0 else 1  # of the policy and of its reference; each has the deadline for itself
+    passes = max(1, work.forward_passes)  # each has the deadline for itself
     training = max(
         ("a pass of log-probs", seconds["logprob"] / passes),
-        ("an optimizer step", seconds["train"] * algo.groups_per_step / algo.prompts_per_rollout),
+        ("an optimizer step", max(seconds["train"], seconds.get("critic", 0.0)) / steps_per_rollout(c.config)),
         key=lambda operation: operation[1],
     )
     phases = (
