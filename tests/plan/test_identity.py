@@ -81,3 +81,12 @@ def test_data_counts_by_content_wherever_it_lies(tmp_path, monkeypatch):
     assert hash_of("data.train.path=copy.jsonl") == hash_of()
     copy.write_text(copy.read_text().replace("1", "2", 1))
     assert load_plan([*PINNED, f"data.train.path={copy}"]).config_hash != hash_of()
+
+
+def test_in_a_section_about_resources_the_precision_of_training_still_counts():
+    def big(*words: str) -> str:
+        return load_plan(["+experiment=qwen3_grpo", *words]).config_hash
+
+    hashes = {big(), big("trainer.grad_dtype=bfloat16"), big("trainer.optimizer_dtype=bfloat16")}
+    assert len(hashes) == 3
+    assert big("trainer.offload=true", "checkpoint.gather=host", "trainer.sequence_parallel=true") == big()

@@ -103,6 +103,11 @@ TWO_NODES = [
         ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
         ("external-engines-not-runnable", EXTERNAL),
         ("engine-nodes-not-runnable", TWO_NODES),
+        ("cp-not-runnable", ["+experiment=qwen3_grpo", "placement.trainer.cp=2", "trainer.max_tokens_per_gpu=8192"]),
+        ("offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.offload=true"]),
+        ("offload-not-runnable", ["+experiment=qwen3_grpo", "rollout.offload=true"]),
+        ("offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_offload=true"]),
+        ("optimizer-dtype-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_dtype=bfloat16"]),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.pp=2"]),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.dp_attention=2"]),
     ],
@@ -127,3 +132,15 @@ def test_an_asynchronous_run_is_planned_and_refused_before_anything_starts(mode)
     with pytest.raises(RlrunError) as e:
         check_machine(plan)
     assert "async-not-runnable" in [p.code for p in e.value.problems]
+@pytest.mark.parametrize("words", [["placement.trainer.ep=8"], ["placement.trainer.ep=1", "placement.trainer.tp=2"]])
+def test_experts_on_several_ranks_are_planned_only(words):
+    base = ["+experiment=qwen3_30b_a3b_grpo", "placement.host_memory_gib=null", "placement.gpu=h200_141gb"]
+    extra = ["placement.trainer.pp=2"] if "placement.trainer.tp=2" in words else []
+    assert "ep-not-runnable" in [limit.code for limit in limits(load_plan([*base, *words, *extra]))]
+
+
+def test_gradients_in_bfloat16_uneven_stages_and_gathering_on_the_host_run():
+    words = ["trainer.grad_dtype=bfloat16", "checkpoint.gather=host", "placement.trainer.pp=2"]
+    plan = load_plan(["+experiment=qwen3_grpo", *words, "placement.trainer.first_stage_layers=16"])
+    assert plan.train.stage_layers == (16, 20)
+    assert limits(plan) == []

@@ -116,9 +116,13 @@ def test_a_plan_fits_on_one_screen(demo):
         Memory of a GPU (h100_80gb), estimated: fits
           train     [..........] 3.0 of 79.1 GiB  overhead 3.0
           logprob   [..........] 3.0 of 79.1 GiB  overhead 3.0
-          rollout   [#########.] 70.2 of 79.1 GiB  KV cache 67.2, overhead 3.0
+          save      [..........] 3.0 of 79.1 GiB  overhead 3.0
           sync      [..........] 3.5 of 79.1 GiB  bucket 0.5, overhead 3.0
-          kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once
+          rollout   [#########.] 70.2 of 79.1 GiB  KV cache 67.2, overhead 3.0
+          kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once;
+                    up to 64 requests run
+          logits    made in pieces; whole they would take 0.0 GiB with their gradient
+          host      32.0 GiB a node while saving  processes 32.0
 
         Time of a step, estimated: 8.4 s
           generate  [#########.] 8.3 s    64 samples an engine, 3 ms a token by kernel launches, tail 1.5 s
