@@ -9,9 +9,9 @@ model. Other engines and trainers than ours were measured, so a factor of two is
 As found: whole steps 0.59 to 1.46 of what was published, in the median 0.76, so rather too short: nothing is counted
 for rewards, data on its way, waking up or warming up. Single phases that were published alone 1.10 and 1.18; an
 optimizer step of our own trainer, on one H200, 1.02. Weight syncs 0.45 to 4.2: published ones send from many ranks at
-once, which the estimate, of one sending rank, does not. Between two modes of the same run it errs less than in
-either: 30B sync / one step 1.01 (published 0.92 and 1.26), 32B 1.60 on twice the GPUs (1.83), 235B 1.10 on twice the
-GPUs (2.10; its weight sync is what is too slow).
+once, which the estimate, of one sending rank, does not. Which of two modes is faster is guessed right where they
+differ clearly: 30B sync / one step 1.01 (published 0.92 and 1.26), 32B 1.60 on twice the GPUs (1.83), 235B 1.10 on
+twice the GPUs (2.10; its weight sync is estimated too slow).
 """
 
 from __future__ import annotations
