@@ -14,7 +14,7 @@ from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.build import load_plan
 from rlrun.plan.limits import limits
 from rlrun.plan.render import JSON_SCHEMA, WIDTH, Style, plan_document, problems_document
-from rlrun.plan.render_time import hours, seconds
+from rlrun.plan.render_time import hours, rate, seconds
 from rlrun.plan.types import RunPlan, TimePlan
 
 COMPARED = ("async_mode", "placement", "model", "algo", "experiment")
@@ -121,7 +121,7 @@ def _row(comparison: Comparison, option: Option) -> tuple[str, ...]:
     marks = [word for word, name in best.items() if name == option.name]
     figures = (
         seconds(time.step_s),
-        f"{time.tokens_per_s:,.0f}",
+        rate(time.tokens_per_s),
         f"{100 * time.bubble:.0f} %",
         f"{time.staleness:.1f} of {plan.max_staleness}",
         hours(time.run_hours),

@@ -27,7 +27,7 @@ def time_lines(plan: RunPlan, width: int) -> list[str]:
 
 def step_text(time: TimePlan) -> str:
     mean = f"{time.staleness:.1f}".removesuffix(".0")
-    return f"{time.tokens_per_s:,.0f} tokens/s, {100 * time.bubble:.0f} % bubble, mean staleness {mean}"
+    return f"{rate(time.tokens_per_s)} tokens/s, {100 * time.bubble:.0f} % bubble, mean staleness {mean}"
 
 
 def hours_text(time: TimePlan) -> str:
@@ -43,6 +43,11 @@ def seconds(value: float) -> str:
     if value < 0.005:
         return "<0.01 s"
     return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s" if value < 9.95 else f"{value:,.0f} s"
+
+
+def rate(value: float) -> str:
+    """Three digits: the others would pretend to be known."""
+    return f"{float(f'{value:.3g}'):,.0f}"
 
 
 def hours(value: float) -> str:

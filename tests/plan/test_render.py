@@ -129,7 +129,7 @@ def test_a_plan_fits_on_one_screen(demo):
           logprob   [..........] <0.01 s
           train     [..........] <0.01 s
           sync      [..........] 0.05 s
-          step      62,787 tokens/s, 59 % bubble, mean staleness 0; 200 steps 0.46 hours, 3.7 GPU-hours
+          step      62,800 tokens/s, 59 % bubble, mean staleness 0; 200 steps 0.46 hours, 3.7 GPU-hours
           assumed   mean prompt 512 tokens, response 512 (see rollout.expected_response_tokens), longest
                     1,024; no rewards, evaluation, checkpoints; within a factor of two
 

@@ -1,13 +1,14 @@
 """What share of a GPU's data sheet each kind of work reaches, and fixed costs. One table, because these are the numbers
-that an estimate stands on: none of them was measured by this project, each says what it is taken from.
+that an estimate stands on: TRAIN_DENSE was measured, the others are taken from what each of them says.
 
 `benchmarks/bench_estimates.py` compares the estimates with published step times.
 """
 
 from __future__ import annotations
 
-TRAIN_DENSE = 0.35
-"""Model FLOPs utilisation of packed, dense training in bfloat16. Published figures lie between 0.3 and 0.45."""
+TRAIN_DENSE = 0.38
+"""Share of peak in packed, dense training in bfloat16, recomputation counted. One trainer rank with Qwen3-4B and full
+recomputation reached 0.28 to 0.30 without counting it, on an H200; smaller models reach less."""
 
 TRAIN_SPARSE = 0.12
 """The same with experts, whose small matrices and uneven loads cost more than half: 0.15 to 0.2 are published for
