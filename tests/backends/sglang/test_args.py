@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -141,6 +142,39 @@ def test_every_argument_that_may_be_set_is_understood_by_the_installed_sglang_as
     assert out.returncode == 0, out.stderr[-2000:]
     got = json.loads(out.stdout.split("<<<")[1])
     assert {name: (value, got[name]) for name, value in written.items() if got[name] != value} == {}
+
+
+PREPARED = """
+import dataclasses, json, sys
+from rlrun.backends.sglang.cpu import install_torchvision_ops
+install_torchvision_ops()
+from sglang.srt.server_args import prepare_server_args
+args = prepare_server_args(sys.argv[1:])
+print("<<<" + json.dumps({f.name: getattr(args, f.name) for f in dataclasses.fields(args)}, default=str))
+"""
+
+
+@pytest.mark.engines
+def test_sglang_keeps_further_arguments_when_it_prepares_a_server(make_plan, make_model, tmp_path):
+    """What SGLang makes of its whole command line, defaults that depend on each other included."""
+    extra = {
+        "schedule_policy": "lpm",
+        "page_size": 4,
+        "watchdog_timeout": 77.5,
+        "disable_overlap_schedule": False,
+        "gc_threshold": [700, 10],
+        "extra_metric_labels": {"run": "a b"},
+        "kv_cache_dtype": "bfloat16",
+        "log_level_http": None,
+    }
+    plan = make_plan(seeded=False, extra=tuple(extra.items()))
+    words = server_command(plan.engines[0], plan, make_model(str(tmp_path), plan), 30001, 30002)
+    run = [sys.executable, "-c", PREPARED, *words[words.index("server") + 1 :]]
+    env = server_env(plan.engines[0], plan, os.environ)
+    out = subprocess.run(run, capture_output=True, text=True, timeout=400, env=env)
+    assert out.returncode == 0, out.stderr[-2000:]
+    got = json.loads(out.stdout.split("<<<")[1])
+    assert {name: got[name] for name in extra} == extra
 
 
 def test_engines_sample_from_different_seeds(make_plan):
