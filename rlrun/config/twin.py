@@ -126,6 +126,8 @@ def _task(s: _Scaled, data: Mapping[str, Any], reward: str) -> None:
     _section(s, "data.train", data["train"])
     if s.config.data.eval is not None:
         _section(s, "data.eval", data["eval"])
+        if s.config.eval.interval is not None and s.config.eval.max_prompts is None:
+            s.put("eval.max_prompts", MOST_EVAL_PROMPTS)
     s.put("data.system_prompt", data.get("system_prompt"))
     s.put("reward.function", reward)
     s.put("reward.arguments", {})
@@ -218,5 +220,4 @@ def _steps(s: _Scaled) -> None:
     if s.config.eval.interval is not None:
         s.cap("eval.interval", INTERVAL)
         s.cap("eval.samples_per_prompt", MOST_SAMPLES)
-        if s.config.eval.max_prompts is None or s.config.eval.max_prompts > MOST_EVAL_PROMPTS:
-            s.put("eval.max_prompts", MOST_EVAL_PROMPTS)
+        s.cap("eval.max_prompts", MOST_EVAL_PROMPTS)

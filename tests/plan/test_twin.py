@@ -58,6 +58,27 @@ def test_a_model_that_is_random_already_stays_as_it_is(family):
     assert (plan.train.tp, plan.train.dp, len(plan.engines)) == (2, 1, 2)
 
 
+def test_a_short_evaluation_file_of_ones_own_stays_whole(tmp_path):
+    rows = tmp_path / "eval.jsonl"
+    rows.write_text('{"prompt": "12", "label": "21"}\n' * 3)
+    words = ["+experiment=quickstart", "placement=gpu_1", f"data.eval.path={rows}", "+twin=cpu"]
+    plan = load_plan(words)
+    assert plan.eval is not None
+    assert (plan.eval.max_prompts, plan.eval.interval) == (None, 2)
+
+
+def test_an_evaluated_experiment_is_evaluated_on_the_quickstarts_prompts(tmp_path):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    evaluated = {"data": {"eval": {"path": "${recipes:qwen3_grpo/train.jsonl}"}}, "eval": {"interval": 50}}
+    file.write_text(EXPERIMENT.format(placement="gpu_8") + yaml.safe_dump(evaluated))
+    plan = load_plan(["+experiment=mine", "+twin=cpu"], str(tmp_path))
+    assert plan.eval is not None
+    assert plan.data.eval is not None
+    assert plan.data.eval.path.endswith("quickstart/eval.jsonl")
+    assert (plan.eval.max_prompts, plan.eval.interval) == (16, 2)
+
+
 def test_every_server_group_keeps_one_engine():
     plan = load_plan(["+experiment=qwen3_pd", "+twin=cpu"])
     assert [(group.type, len(group.slots)) for group in plan.deployment.groups] == [("prefill", 1), ("decode", 1)]
