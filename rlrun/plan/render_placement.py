@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from rlrun.plan.types import RunPlan
 
 LETTERS = {"regular": "E", "prefill": "P", "decode": "D", "encoder": "V"}
-WORDS = {"T": "trainer rank", "C": "critic rank", "E": "engine", "P": "prefill engine", "D": "decode engine", "V": "encoder"}
+WORDS = {
+    "T": "trainer rank",
+    "C": "critic rank",
+    "E": "engine",
+    "P": "prefill engine",
+    "D": "decode engine",
+    "V": "encoder",
+}
 IDLE, RESERVED, PLACEHOLDER = ".", "x", "-"
 
 
