@@ -87,23 +87,22 @@ def _discounted_sums(x: np.ndarray, lengths: np.ndarray, c: float) -> np.ndarray
             flat[first * BLOCK : first * BLOCK + count] = heads[start : start + count]
         first_y = _discounted_sums(smaller, counts, float(powers[BLOCK])).reshape(-1)
         for start, first, count in zip(starts, firsts, counts, strict=True):
-            # Handed over in the row's last place, from where the triangle spreads it.
-            x[start : start + count - 1, -1] += c * first_y[first * BLOCK + 1 : first * BLOCK + count]
+            if count > 1:  # handed over in the row's last place, from where the triangle spreads it
+                x[start : start + count - 1, -1] += c * first_y[first * BLOCK + 1 : first * BLOCK + count]
     return x @ triangle
 
 
 def token_rewards(
     rewards: np.ndarray,
     loss_masks: Sequence[np.ndarray],
-    kl: Sequence[np.ndarray] | None,
-    kl_reward_coef: float,
+    penalties: Sequence[np.ndarray] | None,
 ) -> list[np.ndarray]:
-    """n arrays [T_i]: -kl_reward_coef * kl_t on every token of the policy, and the sample's reward [n] on the last one.
-    `kl` is the estimate of each token's KL to the reference, None without one. Both advantages and returns are made of
+    """n arrays [T_i]: -penalty on every token of the policy, plus the sample's reward [n] on the last one. `penalties`
+    is kl_reward_coef times each token's KL to the reference, None without one. Both advantages and returns are made of
     these, so that the critic learns to predict what the policy is paid."""
     paid = []
     for i, mask in enumerate(loss_masks):
-        token = np.zeros(len(mask)) if kl is None else -kl_reward_coef * np.asarray(kl[i], np.float64) * (mask > 0)
+        token = np.zeros(len(mask)) if penalties is None else -np.asarray(penalties[i], np.float64) * (mask > 0)
         places = np.flatnonzero(mask)
         if len(places):
             token[places[-1]] += rewards[i]

@@ -124,8 +124,8 @@ def _offload(plan: RunPlan) -> list[Limit]:
     }
     on = [key for key, value in keys.items() if value]
     if on:
-        what = f"{' and '.join(on)} can be planned, and not yet carried out"
-        found.append(Limit("offload-not-runnable", what, f"use `rlrun plan`, or set {' and '.join(on)} to false"))
+        what = f"{', '.join(on)}: planned, and not yet carried out"
+        found.append(Limit("offload-not-runnable", what, f"use `rlrun plan`, or set {', '.join(on)} to false"))
     if plan.train.optimizer_dtype != "float32":
         what = f"moments in {plan.train.optimizer_dtype} need TransformerEngine's optimizer, which is not used yet"
         hint = "use `rlrun plan`, or set trainer.optimizer_dtype to float32"

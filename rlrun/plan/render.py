@@ -207,8 +207,8 @@ def _batch(plan: RunPlan) -> str:
     extras = [word for word, on in (
         ("full recompute", t.recompute == "full"),
         ("sequence parallel", t.sequence_parallel),
-        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp * t.cp > 1),
         ("optimizer on the host", t.optimizer_offload),
+        ("optimizer state sharded over dp", t.distributed_optimizer and t.dp * t.cp > 1 and not t.optimizer_offload),
         (f"{t.grad_dtype} gradients", t.grad_dtype != "float32"),
         (f"{t.optimizer_dtype} moments", t.optimizer_dtype != "float32"),
     ) if on]  # fmt: skip

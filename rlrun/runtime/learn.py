@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlrun.algos.advantages import Scored, estimator, token_advantages, zero_variance_groups
+from rlrun.algos.advantages import Estimator, Scored, estimator, token_advantages
+from rlrun.algos.gae import gae, token_rewards
 from rlrun.algos.kl import kl_estimate
 from rlrun.data.batching import make_token_batches, make_train_batches, scatter, schedule_step
 from rlrun.data.types import Group, Sample
@@ -36,22 +37,33 @@ MEANS = (
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probs [T_i] of every sample of a rollout, before the update. None where the algorithm needs none."""
+    """Log-probs and values [T_i] of every sample of a rollout, before the update. None where the algorithm needs
+    none."""
 
     old: list[np.ndarray] | None
     ref: list[np.ndarray] | None
     teacher: list[np.ndarray] | None
+    values: list[np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What the tokens of a rollout are worth: [T_i] of every sample. `returns` are what a critic should have said, None
+    without one."""
+
+    advantages: list[np.ndarray]
+    returns: list[np.ndarray] | None = None
 
 
 def logprobs(run: Run, samples: list[Sample]) -> Scores:
     """The forward passes that the plan asks for; the old log-probs may be the engine's."""
     algo = run.plan.algo
-    schedule = _schedule(run.plan, samples)
-    batches = make_token_batches(samples, schedule, run.plan.rollout.temperature)
+    shares = schedule(run.plan, samples)
+    batches = make_token_batches(samples, shares, run.plan.rollout.temperature)
     lengths = [len(s.tokens) for s in samples]
 
     def forward(model: str) -> list[np.ndarray]:
-        return scatter(run.trainer.logprobs(batches, model), schedule, lengths)
+        return scatter(run.trainer.logprobs(batches, model), shares, lengths)
 
     old = {
         "trainer": lambda: forward("policy"),
@@ -65,7 +77,7 @@ def logprobs(run: Run, samples: list[Sample]) -> Scores:
     )
 
 
-def _schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
+def schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
     return schedule_step(
         [len(s.tokens) for s in samples],
         plan.train.dp,
@@ -75,29 +87,34 @@ def _schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
     )
 
 
-def update(run: Run, groups: list[Group], scores: Scores) -> dict[str, float]:
-    """The optimizer steps of one loop step: whole groups, in rollout order, groups_per_step at a time."""
-    plan = run.plan
-    samples = [sample for group in groups for sample in group.samples]
-    # By position, not by prompt_id: at the end of an epoch a prompt may be drawn twice in one step.
-    group_of = np.repeat(np.arange(len(groups)), [len(g.samples) for g in groups])
-    rewards = np.array([s.reward for s in samples])
-    advantages = credit(plan.algo, samples, group_of, scores)
-    steps: list[dict[str, float]] = []
+def groups_of(groups: Sequence[Group]) -> np.ndarray:
+    """[n]: the group of each sample. By position, not by prompt_id: at the end of an epoch a prompt may be drawn twice
+    in one step."""
+    return np.repeat(np.arange(len(groups)), [len(g.samples) for g in groups])
+
+
+def parts(plan: RunPlan, groups: Sequence[Group]) -> Iterator[np.ndarray]:
+    """The samples of each optimizer step of a rollout: whole groups, in rollout order, groups_per_step at a time."""
+    group_of = groups_of(groups)
     for first in range(0, len(groups), plan.batch.groups_per_step):
-        chosen = np.flatnonzero((group_of >= first) & (group_of < first + plan.batch.groups_per_step))
-        steps.append(_optimizer_step(run, samples, advantages, scores, chosen))
+        yield np.flatnonzero((group_of >= first) & (group_of < first + plan.batch.groups_per_step))
+
+
+def update(run: Run, groups: list[Group], scores: Scores, given: Credit) -> dict[str, float]:
+    """The policy's optimizer steps of one loop step."""
+    plan, advantages = run.plan, given.advantages
+    samples = [sample for group in groups for sample in group.samples]
+    steps = [_optimizer_step(run, samples, advantages, scores, chosen) for chosen in parts(plan, groups)]
     metrics = {f"train/{name}": float(np.mean([s[name] for s in steps])) for name in MEANS if name in steps[0]}
     metrics["train/lr"] = steps[-1]["lr"]
     metrics["train/ratio_max"] = max(s["ratio_max"] for s in steps)
     metrics["train/tokens"] = float(sum(s.loss_mask.sum() for s in samples))
     metrics["train/optimizer_steps"] = float(run.optimizer_steps)
-    metrics["rollout/zero_variance_groups"] = zero_variance_groups(rewards, group_of) / len(groups)
     return metrics | _advantage_metrics(advantages, samples) | _gap_metrics(plan.algo, steps)
 
 
-def credit(algo: AlgoPlan, samples: Sequence[Sample], group_of: np.ndarray, scores: Scores) -> list[np.ndarray]:
-    """Advantages [T_i] of all samples of a rollout; whatever is normalised is normalised over all of them."""
+def credit(algo: AlgoPlan, samples: Sequence[Sample], group_of: np.ndarray, scores: Scores) -> Credit:
+    """Whatever is normalised is normalised over all samples of the rollout."""
     masks = [np.asarray(s.loss_mask, np.float32) for s in samples]
     penalties = distillation = None
     if algo.kl_reward_coef > 0:
@@ -119,8 +136,15 @@ def credit(algo: AlgoPlan, samples: Sequence[Sample], group_of: np.ndarray, scor
         masks=masks,
         penalties=penalties,
     )
-    chosen = estimator(algo.advantage, algo.normalize_by_std, algo.gamma)
-    return token_advantages(scored, chosen, whiten=algo.whiten_advantages, distillation=distillation)
+    returns = None
+    if scores.values is not None:
+        paid = token_rewards(scored.rewards, masks, penalties)
+        estimates, returns = gae(paid, scores.values, masks, gamma=algo.gamma, gae_lambda=algo.gae_lambda)
+        chosen: Estimator = lambda _: estimates  # noqa: E731
+    else:
+        chosen = estimator(algo.advantage, algo.normalize_by_std, algo.gamma)
+    advantages = token_advantages(scored, chosen, whiten=algo.whiten_advantages, distillation=distillation)
+    return Credit(advantages, returns)
 
 
 def _advantage_metrics(advantages: Sequence[np.ndarray], samples: Sequence[Sample]) -> dict[str, float]:
@@ -146,14 +170,14 @@ def _optimizer_step(
 ) -> dict[str, float]:
     """One step on the chosen samples; refuses to go on from a loss or gradient that is not a number."""
     part = [samples[i] for i in chosen]
-    schedule = _schedule(run.plan, part)
+    shares = schedule(run.plan, part)
     in_loss = scores.ref if run.plan.algo.loss.kl_coef > 0 else None
     batches = make_train_batches(
         part,
         [advantages[i] for i in chosen],
         [scores.old[i] for i in chosen] if scores.old is not None else None,
         [in_loss[i] for i in chosen] if in_loss is not None else None,
-        schedule,
+        shares,
         run.plan.algo.loss_aggregation,
         run.plan.rollout.temperature,
     )

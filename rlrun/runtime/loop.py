@@ -1,9 +1,9 @@
 """The training loop. There is one; `async_mode` only decides how far generation may run ahead, and at
 max_staleness 0 it waits for every publish: synchronous training.
 
-One pass is one step: draw prompts, generate and reward, log-probs, advantages, optimizer steps, publish the new
-weights as policy_version == step, record. The parts it drives (trainer, agent) are protocols, so the same loop runs
-in unit tests without Ray or engines.
+One pass is one step: draw prompts, generate and reward, log-probs (and a critic's values), advantages, optimizer steps
+(the critic's first), publish the new weights as policy_version == step, record. The parts it drives (trainer, agent)
+are protocols, so the same loop runs in unit tests without Ray or engines.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlrun.agents.base import Agent
+from rlrun.algos.advantages import zero_variance_groups
 from rlrun.backends.base import TrainMetrics
 from rlrun.data.prompts import PromptSource
-from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch
+from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
+from rlrun.runtime import critic
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
-from rlrun.runtime.learn import logprobs, update
+from rlrun.runtime.learn import credit, groups_of, logprobs, update
 from rlrun.runtime.progress import Progress
 from rlrun.tracking.base import Trackers
 
@@ -34,6 +36,8 @@ class Trainer(Protocol):
 
     def logprobs(self, batches: Sequence[TokenBatch], model: str = "policy") -> list[list[np.ndarray]]: ...
     def train_step(self, batches: Sequence[TrainBatch]) -> TrainMetrics: ...
+    def values(self, batches: Sequence[TokenBatch]) -> list[list[np.ndarray]]: ...
+    def value_step(self, batches: Sequence[ValueBatch]) -> TrainMetrics: ...
     def publish(self, version: int) -> dict[str, float]: ...
     def save(self, directory: str) -> None: ...
     def digest(self) -> list[dict[str, str]]: ...
@@ -99,10 +103,7 @@ def train(run: Run) -> None:
         with run.phase("generate"):
             groups = generate(run, step)
         samples = [sample for group in groups for sample in group.samples]
-        with run.phase("logprobs"):
-            scores = logprobs(run, samples)
-        with run.phase("train"):
-            metrics = update(run, groups, scores)
+        metrics = learn(run, groups)
         with run.phase("sync"):
             metrics |= publish(run, step)
         run.step = step
@@ -144,6 +145,27 @@ def generate(run: Run, step: int) -> list[Group]:
     if staleness > run.plan.max_staleness:
         raise RunFailed("generation", f"samples of versions {sorted(versions)} in step {step}, expected {step - 1}")
     return groups
+
+
+def learn(run: Run, groups: list[Group]) -> dict[str, float]:
+    """From rewarded samples to new weights: what each token was worth, then the critic's update, then the policy's."""
+    plan = run.plan
+    samples = [sample for group in groups for sample in group.samples]
+    rewards, group_of = np.array([s.reward for s in samples]), groups_of(groups)
+    with run.phase("logprobs"):
+        scores = logprobs(run, samples)
+    if plan.critic is not None:
+        with run.phase("values"):
+            scores = replace(scores, values=critic.values(run, samples))
+    given = credit(plan.algo, samples, group_of, scores)
+    metrics = {"rollout/zero_variance_groups": zero_variance_groups(rewards, group_of) / len(groups)}
+    if scores.values is not None and given.returns is not None:
+        with run.phase("critic"):
+            metrics |= critic.update(run, groups, scores.values, given.returns)
+    if critic.trains_policy(run):
+        with run.phase("train"):
+            metrics |= update(run, groups, scores, given)
+    return metrics
 
 
 def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:

@@ -58,9 +58,7 @@ class Progress:
         left = (time.monotonic() - began) / done * (last - step)
         self._status = (
             f"step {step:>{len(str(last))}}/{last}  reward {metrics['rollout/reward_mean']:.3f}"
-            f"  loss {metrics['train/loss']:+.4f}  grad {metrics['train/grad_norm']:.2f}"
-            f"  |dlogp| {metrics['train/train_rollout_logprob_abs_diff']:.1e}"
-            f"  {metrics['perf/step_s']:.1f} s  left {duration(left)}"
+            f"{_shown(metrics)}  {metrics['perf/step_s']:.1f} s  left {duration(left)}"
         )
         if self._quiet:
             return
@@ -71,3 +69,18 @@ class Progress:
     def _clear(self) -> None:
         if self._live:
             self._stream.write("\r\x1b[2K")
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    """What was learned in the step, as far as there is something: a critic may learn alone, or not exist."""
+    parts = []
+    for name, text in (
+        ("train/loss", "loss {:+.4f}"),
+        ("train/grad_norm", "grad {:.2f}"),
+        ("train/value_loss", "value loss {:.4f}"),
+        ("train/explained_variance", "explained {:.2f}"),
+        ("train/train_rollout_logprob_abs_diff", "|dlogp| {:.1e}"),
+    ):
+        if name in metrics:
+            parts.append(f"  {text.format(metrics[name])}")
+    return "".join(parts)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.algos.advantages import grpo
+from rlrun.algos.advantages import grpo, spread
 from rlrun.algos.weights import loss_weights
 from rlrun.data.batching import deal, first_fit, lpt, make_token_batches, make_train_batches, scatter, schedule_step
 from rlrun.data.types import Sample
@@ -169,7 +169,8 @@ def test_train_batches_hold_each_samples_own_values(aggregation, lengths, dp, ba
     old = [s.rollout_logprobs + np.float32(0.5) for s in samples]
     ref = [s.rollout_logprobs - np.float32(0.5) for s in samples] if with_reference else None
     shares = schedule(lengths, dp, batching)
-    batches = make_train_batches(samples, advantages, old, ref, shares, aggregation, 1.0)
+    by_token = spread(advantages, [s.loss_mask for s in samples])
+    batches = make_train_batches(samples, by_token, old, ref, shares, aggregation, 1.0)
     weights = loss_weights([s.loss_mask for s in samples], aggregation)  # of the whole step, whatever the ranks
     seen = []
     for batch, share in zip(batches, shares, strict=True):
@@ -196,7 +197,7 @@ def test_the_weighted_sum_over_all_ranks_does_not_depend_on_the_schedule(lengths
     def total(dp, batching):
         batches = make_train_batches(
             samples,
-            advantages,
+            spread(advantages, [s.loss_mask for s in samples]),
             [s.rollout_logprobs for s in samples],
             None,
             schedule(lengths, dp, batching),
@@ -232,5 +233,18 @@ def test_logprobs_of_another_length_than_their_sample_are_refused():
     samples = [make_sample(i, 4) for i in range(2)]
     with pytest.raises(AssertionError, match="3 values"):
         make_train_batches(
-            samples, np.zeros(2), [np.zeros(4), np.zeros(3)], None, schedule([4, 4], 1, "packed"), "token_mean", 1.0
+            samples,
+            [np.zeros(4)] * 2,
+            [np.zeros(4), np.zeros(3)],
+            None,
+            schedule([4, 4], 1, "packed"),
+            "token_mean",
+            1.0,
         )
+
+
+def test_old_log_probs_may_be_left_to_the_step_itself():
+    samples = [make_sample(i, 4) for i in range(2)]
+    advantages = spread(np.ones(2), [s.loss_mask for s in samples])
+    (batch,) = make_train_batches(samples, advantages, None, None, schedule([4, 4], 1, "packed"), "token_mean", 1.0)
+    assert batch.old_logprobs == []

@@ -42,6 +42,7 @@ TOTALS = {
     "glm5": 743_911_199_232,
     "glm5_2": 743_377_000_704,
     "minimax_m2": 228_689_748_992,
+    "minimax_m2_5": 228_689_748_992,
     "minimax_m2_7": 228_689_748_992,
 }
 # Without a GPU no memory is judged, so a laptop can plan any size.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from rlrun.agents.single_turn import SingleTurn
 from rlrun.backends.base import EngineAddress, Rendezvous
 from rlrun.backends.fake import FakeEngine, FakeTrainer
 from rlrun.data.prompts import PromptSource
-from rlrun.data.types import Prompt
+from rlrun.data.types import Prompt, Sample
 from rlrun.errors import RunFailed
 from rlrun.plan.build import load_plan
 from rlrun.runtime.checkpoint import CheckpointStore
+from rlrun.runtime.learn import Scores, credit
 from rlrun.runtime.loop import Run, train
 from rlrun.runtime.progress import Progress
 from rlrun.runtime.supervise import Supervisor
@@ -54,6 +56,12 @@ class Group1:
 
     def train_step(self, batches):
         return self._backend.train_step(batches[0])
+
+    def values(self, batches):
+        return [self._backend.values(batch) for batch in batches]
+
+    def value_step(self, batches):
+        return self._backend.value_step(batches[0])
 
     def publish(self, version):
         return self._backend.publish([EngineAddress(0, "http://fake", 1)], version)
@@ -170,6 +178,75 @@ def _made(path):
 def _timeless(rows):
     # eval at the stop is an extra: stop_after is an end, and evaluation runs at the end.
     return [{k: v for k, v in row.items() if not k.startswith(("perf/", "eval/"))} for row in rows]
+
+
+PPO = ["algo=ppo", "critic.lr=0.2"]
+
+
+def test_ppo_learns_and_its_critic_learns_to_foretell_the_returns(tmp_path):
+    setup = Setup(tmp_path, "num_steps=20", *PPO)
+    setup.run()
+    rows = setup.rows()[1:]
+    rewards = [row["rollout/reward_mean"] for row in rows]
+    assert np.mean(rewards[:3]) < 0.3
+    assert np.mean(rewards[-3:]) > 0.7
+    assert rows[0]["train/value_mean"] == 0
+    assert rows[-1]["train/value_mean"] > 0.5
+    assert rows[-1]["train/value_mean"] == pytest.approx(rows[-1]["train/return_mean"], abs=0.15)
+    assert all(row["perf/values_s"] >= 0 and row["perf/critic_s"] >= 0 for row in rows)
+
+
+def test_the_policy_sits_out_the_steps_that_are_the_critics_alone(tmp_path):
+    setup = Setup(tmp_path, "num_steps=3", *PPO, "critic.critic_only_steps=2")
+    tables = []
+    publish = setup.trainer.publish
+    setup.trainer.publish = lambda version: tables.append(setup.trainer.digest()[0]) or publish(version)
+    run = setup.run()
+    rows = setup.rows()[1:]
+    weights = [digest["weights"] for digest in tables]
+    assert weights[0] == weights[1] == weights[2] != weights[3]
+    assert len({digest["critic_weights"] for digest in tables}) == 4
+    assert ["train/loss" in row for row in rows] == [False, False, True]
+    assert [row["train/policy_version"] for row in rows] == [1, 2, 3]
+    assert run.optimizer_steps == 2
+
+
+def test_ppo_stopped_and_resumed_equals_uninterrupted(tmp_path):
+    whole = Setup(tmp_path / "a", "num_steps=4", *PPO, run_dir=_made(tmp_path / "a"))
+    whole.run()
+    Setup(tmp_path / "b", "num_steps=4", *PPO, "stop_after=2", run_dir=_made(tmp_path / "b")).run()
+    second = Setup(tmp_path / "b", "num_steps=4", *PPO, run_dir=tmp_path / "b")
+    second.run(resume=True)
+    assert _timeless(second.rows()) == _timeless(whole.rows())
+    assert second.trainer.digest() == whole.trainer.digest()
+
+
+def test_a_value_loss_that_is_not_a_number_ends_the_run(tmp_path):
+    setup = Setup(tmp_path, "num_steps=3", *PPO)
+    step = setup.trainer.value_step
+
+    def breaks(batches):
+        metrics = step(batches)
+        metrics.values["value_loss"] = float("inf")
+        return metrics
+
+    setup.trainer.value_step = breaks
+    with pytest.raises(RunFailed, match="the critic's value_loss is inf in step 1"):
+        setup.run()
+
+
+def test_the_kl_in_the_rewards_reaches_advantages_and_returns():
+    """One sample of two tokens, by hand: what the policy is paid is what the critic has to foretell."""
+    algo = load_plan([*BASE, "algo=ppo", "algo.whiten_advantages=false", "algo.kl_reward_coef=0.5"]).algo
+    algo = replace(algo, loss=replace(algo.loss, kl_estimator="k1"))
+    mask = np.array([0, 1, 1])
+    sample = Sample(0, 0, np.array([1, 5, 6]), 1, mask, np.zeros(3), "stop", 0, reward=1.0)
+    old, ref = np.array([0, -1.0, -2.0]), np.array([0, -1.5, -2.25])
+    values = np.array([0, 0.5, 0.25], np.float32)
+    given = credit(algo, [sample], np.zeros(1, int), Scores([old], [ref], None, [values]))
+    paid = [-0.5 * 0.5, 1.0 - 0.5 * 0.25]
+    np.testing.assert_allclose(given.returns[0], [0, paid[0] + paid[1], paid[1]], rtol=1e-6)
+    np.testing.assert_allclose(given.advantages[0], given.returns[0] - values * mask, rtol=1e-6)
 
 
 def test_a_run_that_learns_nothing_is_a_failure(tmp_path):

@@ -124,6 +124,8 @@ def reduce_metrics(outputs: list[dict[str, Tensor]]) -> dict[str, float]:
             (dist.ReduceOp.SUM, [name for name in names if not name.endswith("_max")]),
             (dist.ReduceOp.MAX, [name for name in names if name.endswith("_max")]),
         ):
+            if not chosen:
+                continue
             parts = [values[name].sum() if op == dist.ReduceOp.SUM else values[name].max() for name in chosen]
             reduced = torch.stack(parts)
             dist.all_reduce(reduced, op=op, group=ps.get_data_parallel_group(with_context_parallel=True))

@@ -13,14 +13,16 @@ from rlrun.plan.context import Context, absolute
 from rlrun.plan.model_spec import spec_from_directory
 from rlrun.plan.rules.model import incomplete
 from rlrun.plan.rules.placement import trainer_tp_sizes
+from rlrun.plan.rules.policy import uses_reference
 
 REFERENCE, TEACHER = "algo.reference_path", "algo.teacher_path"
 
 
 def readable(c: Context) -> Iterator[Problem]:
-    for key in (REFERENCE, TEACHER):
+    a = c.config.algo
+    for key, used in ((REFERENCE, uses_reference(a)), (TEACHER, a.opd_coef > 0)):
         written = c.value(key)
-        if written is None:
+        if written is None or not used:  # rules/policy.py speaks of a model without use
             continue
         folder = absolute(written)
         try:

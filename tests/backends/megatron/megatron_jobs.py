@@ -33,7 +33,7 @@ def share(batch: TokenBatch, dp: int, num_dp: int) -> Any:
     chosen = list(range(dp, len(batch.tokens), num_dp))
     if num_dp == 1:
         return batch
-    fields = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    fields = ("loss_weights", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "old_values", "returns")
     parts = {f: [getattr(batch, f)[i] for i in chosen] for f in fields if getattr(batch, f, None)}
     local = list(range(len(chosen)))
     cuts = [local[:3], local[3:], []] if dp else [local[:1], local[1:2], local[2:]]
@@ -233,8 +233,10 @@ def logprobs_of(
     upstream: np.ndarray,
     temperature: float,
     rows: int,
+    entropy_coef: float,
 ) -> dict[str, np.ndarray]:
-    """This rank's slice of the vocabulary; the hidden gradient is summed over ranks."""
+    """This rank's slice of the vocabulary; the hidden gradient is summed over ranks. A coefficient of 0 leaves the
+    entropy without a gradient."""
     from megatron_plans import make_plan
 
     from rlrun.backends.megatron import cpu, device, logprobs
@@ -250,9 +252,10 @@ def logprobs_of(
             shard = Columns(padded=True).shard([torch.from_numpy(weight)], rendezvous.rank, tp).clone().requires_grad_()
             spread = logprobs.spread_hidden(leaf[:, None], sequence_parallel=False)
             values, entropy = logprobs.token_logprobs(
-                spread, shard, torch.from_numpy(targets), temperature, len(weight), rows
+                spread, shard, torch.from_numpy(targets), temperature, len(weight), rows, entropy_coef != 0
             )
-            (values * torch.from_numpy(upstream)).sum().backward()
+            assert entropy.requires_grad == (entropy_coef != 0)
+            ((values + entropy_coef * entropy) * torch.from_numpy(upstream)).sum().backward()
         finally:
             device.leave()
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlrun.algos.options import LossOptions
 from rlrun.plan import types as t
 
 SPEC = t.ModelSpec(
@@ -21,6 +22,18 @@ SPEC = t.ModelSpec(
     max_position_embeddings=256,
     tied_embeddings=True,
     num_parameters=0,
+)
+LOSS = LossOptions(
+    kind="ppo_clip",
+    clip_low=0.2,
+    clip_high=0.28,
+    dual_clip=None,
+    entropy_coef=0.0,
+    kl_coef=0.1,
+    kl_estimator="k3",
+    kl_unbiased=False,
+    importance=None,
+    opsm_delta=None,
 )
 OPTIMIZER = t.OptimizerPlan(
     lr=1e-2,
@@ -50,7 +63,13 @@ def make_plan(
     dtype: str = "float32",
     device: str = "cpu",
     seed: int = 1234,
+    gather: str = "gpu",
+    num_layers: int = SPEC.num_layers,
+    stage_layers: tuple[int, ...] = (),
     sync: t.SyncPlan | None = None,
+    critic: bool = False,
+    critic_path: str | None = None,
+    value_clip: float | None = 0.2,
     **optimizer: Any,
 ) -> t.RunPlan:
     world = tp * pp * dp
@@ -68,7 +87,9 @@ def make_plan(
         placement_mode="colocated",
         slots=tuple(t.Slot(i, 0, i) for i in range(world)),
         max_staleness=0,
-        model=t.ModelPlan("tiny", replace(SPEC, tied_embeddings=tied), "pretrained", None, None, dtype),
+        model=t.ModelPlan(
+            "tiny", replace(SPEC, tied_embeddings=tied, num_layers=num_layers), "pretrained", None, None, dtype
+        ),
         train=t.TrainPlan(
             slots=tuple(range(world)),
             tp=tp,
@@ -83,16 +104,14 @@ def make_plan(
             recompute=recompute,
             sequence_parallel=sequence_parallel,
             distributed_optimizer=distributed_optimizer,
+            stage_layers=stage_layers,
         ),
         algo=t.AlgoPlan(
             name="grpo",
             advantage="grpo",
             normalize_by_std=True,
-            clip_low=0.2,
-            clip_high=0.28,
             loss_aggregation="token_mean",
-            kl_coef=0.1 if uses_reference else 0.0,
-            kl_estimator="k3",
+            loss=replace(LOSS, kl_coef=0.1 if uses_reference else 0.0),
             uses_reference=uses_reference,
             optimizer=replace(OPTIMIZER, **optimizer),
         ),
@@ -104,9 +123,10 @@ def make_plan(
         reward=t.RewardPlan("a:b", {}, 1.0),
         sync=sync or t.SyncPlan("tensor", "value", 1 << 20, "version", 0),
         eval=None,
-        checkpoint=t.CheckpointPlan(interval=None, keep=1, hf_at_end=False, digest=False),
+        checkpoint=t.CheckpointPlan(interval=None, keep=1, hf_at_end=False, digest=False, gather=gather),
         tracking=None,
         timeouts=t.TimeoutsPlan(60.0, 60.0, 60.0, 60.0, 60.0),
         changed=(),
+        critic=t.CriticPlan(critic_path, value_clip, 0, replace(OPTIMIZER, lr=2e-2, clip_grad=1.5)) if critic else None,
         resolved_config={},
     )

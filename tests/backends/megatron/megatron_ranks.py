@@ -1,5 +1,6 @@
 """Trainer ranks as plain processes. Importing Megatron costs seconds, so the processes stay and run one job after
-another; a job is a function of `megatron_jobs`, called with a Rendezvous first. A job that fails ends its processes."""
+another; a job is a function of `megatron_jobs` or `critic_jobs`, called with a Rendezvous first. A job that fails ends
+its processes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ DEADLINE_S = 120.0
 
 
 def _serve(connection: Any) -> None:
+    import critic_jobs
     import megatron_jobs
 
     while True:
@@ -22,7 +24,8 @@ def _serve(connection: Any) -> None:
             return
         name, rendezvous, args = message
         try:
-            connection.send(("result", getattr(megatron_jobs, name)(rendezvous, *args)))
+            job = getattr(megatron_jobs, name, None) or getattr(critic_jobs, name)
+            connection.send(("result", job(rendezvous, *args)))
         except BaseException as error:
             connection.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 

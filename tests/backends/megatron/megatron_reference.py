@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from megatron_plans import SPEC
 
-from rlrun.algos.losses import policy_loss
+from rlrun.algos.losses import Tokens, policy_loss
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.data.types import TrainBatch
 from rlrun.plan.types import AlgoPlan, OptimizerPlan
@@ -23,13 +23,13 @@ hf_logging.disable_progress_bar()
 TEMPERATURE = 0.7
 
 
-def make_checkpoint(directory: Path, tied: bool) -> str:
+def make_checkpoint(directory: Path, tied: bool, num_layers: int = SPEC.num_layers) -> str:
     """Weights far larger than an initialisation, norms away from 1: mistakes then show in the first digits."""
     torch.manual_seed(7)
     config = Qwen3Config(
         vocab_size=SPEC.vocab_size,
         hidden_size=SPEC.hidden_size,
-        num_hidden_layers=SPEC.num_layers,
+        num_hidden_layers=num_layers,
         num_attention_heads=SPEC.num_heads,
         num_key_value_heads=SPEC.num_kv_heads,
         head_dim=SPEC.head_dim,
@@ -63,8 +63,7 @@ def token_logprobs(model: Qwen3ForCausalLM, tokens: np.ndarray, temperature: flo
 def entropies(model: Qwen3ForCausalLM, tokens: np.ndarray, temperature: float) -> torch.Tensor:
     """Entropy of the distribution each token was drawn from, [T], entry 0 is 0."""
     ids = torch.from_numpy(np.asarray(tokens))[None]
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits[0].float() / temperature
+    logits = model(input_ids=ids).logits[0].float() / temperature
     values = torch.distributions.Categorical(logits=logits).entropy()
     return torch.cat([values.new_zeros(1), values[:-1]])
 
@@ -102,21 +101,18 @@ def loss_and_metrics(
         return torch.from_numpy(np.concatenate(arrays).astype(np.float32))
 
     logprobs = torch.cat([token_logprobs(model, t, batch.temperature) for t in batch.tokens])
-    loss, metrics = policy_loss(
-        logprobs,
-        join(batch.old_logprobs),
-        join(batch.advantages),
-        join(batch.loss_weights),
-        join(batch.ref_logprobs) if algo.kl_coef > 0 else None,
-        join(batch.rollout_logprobs),
-        clip_low=algo.clip_low,
-        clip_high=algo.clip_high,
-        kl_coef=algo.kl_coef,
-        kl_estimator=algo.kl_estimator,
+    tokens = Tokens(
+        logprobs=logprobs,
+        advantages=join(batch.advantages),
+        loss_weights=join(batch.loss_weights),
+        rollout_logprobs=join(batch.rollout_logprobs),
+        lengths=torch.tensor([len(t) for t in batch.tokens]),
+        old_logprobs=join(batch.old_logprobs) if batch.old_logprobs else None,
+        ref_logprobs=join(batch.ref_logprobs) if algo.loss.kl_coef > 0 else None,
+        entropy=torch.cat([entropies(model, t, batch.temperature) for t in batch.tokens]),
     )
+    loss, metrics = policy_loss(tokens, algo.loss)
     values = {name: float(value) for name, value in metrics.items()}
-    entropy = torch.cat([entropies(model, t, batch.temperature) for t in batch.tokens])
-    values["entropy"] = float((entropy * join(batch.loss_weights)).sum())
     values["num_tokens"] = float((join(batch.loss_weights) != 0).sum())
     return loss, values
 

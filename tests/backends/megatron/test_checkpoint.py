@@ -38,6 +38,7 @@ def batches(checkpoints):
         ("pp2", {}),
         ("dp2", {}),
         ("dp2", {"distributed_optimizer": False}),
+        ("dp2", {"gather": "host"}),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(ranks, checkpoints, batches, tmp_path, layout, settings):
@@ -71,6 +72,33 @@ def test_a_checkpoint_loads_into_another_layout_and_trains_on_equally(
         assert after == pytest.approx(before, rel=1e-4, abs=2e-5)
     for key, tensor in saved["weights"].items():
         np.testing.assert_allclose(resumed["weights"][key], tensor, atol=5e-5)
+
+
+def test_gathered_on_the_host_a_checkpoint_is_the_same_one(ranks, checkpoints, batches, tmp_path):
+    """Saved on the host and loaded by ranks that would gather on the GPU, in another layout."""
+    saving, loading = make_plan(dp=2, gather="host"), make_plan(tp=2)
+    directory = folder(tmp_path / "step")
+    saved = ranks.run(2, "save_and_go_on", saving, checkpoints["tied"], directory, batches, 2)[0]
+    resumed = ranks.run(2, "load_and_go_on", loading, checkpoints["tied"], directory, batches[2:])[0]
+    for key, tensor in saved["weights"].items():
+        np.testing.assert_allclose(resumed["weights"][key], tensor, atol=5e-5)
+
+
+def test_uneven_stages_resume_bit_for_bit_and_in_one_piece(ranks, batches, tmp_path):
+    from megatron_reference import make_checkpoint
+
+    model = make_checkpoint(tmp_path / "model", tied=True, num_layers=3)
+    uneven = make_plan(pp=2, num_layers=3, stage_layers=(1, 2))
+    whole = make_plan(num_layers=3)
+    directory = folder(tmp_path / "step")
+    saved = ranks.run(2, "save_and_go_on", uneven, model, directory, batches, 2)
+    for plan in (uneven, whole):
+        resumed = ranks.run(world(plan), "load_and_go_on", plan, model, directory, batches[2:])
+        assert len(resumed[0]["weights"]) == 3 * 11 + 2  # of the Hugging Face checkpoint
+        for key, tensor in saved[0]["weights"].items():
+            np.testing.assert_allclose(resumed[0]["weights"][key], tensor, atol=5e-5)
+        if plan is uneven:
+            assert [r["at_load"] for r in resumed] == [s["at_save"] for s in saved]
 
 
 def test_a_checkpoint_before_the_first_step_loads(ranks, checkpoints, batches, tmp_path):

@@ -21,17 +21,18 @@ def inputs(scale: float, vocab: int = 11, rows: int = 9):
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("rows", [1024, 4, 1])
-def test_log_probs_entropy_and_gradients_equal_torch(ranks, tp, scale, rows):
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.7])
+def test_log_probs_entropy_and_gradients_equal_torch(ranks, tp, scale, rows, entropy_coef):
     hidden, weight, targets = inputs(scale)
     hidden.requires_grad_()
     weight.requires_grad_()
     temperature, upstream = 0.6, torch.linspace(-1, 1, len(hidden))
     distribution = torch.distributions.Categorical(logits=hidden @ weight.T / temperature)
     expected = distribution.log_prob(targets)
-    (expected * upstream).sum().backward()
+    ((expected + entropy_coef * distribution.entropy()) * upstream).sum().backward()
 
     arrays = [t.detach().numpy() for t in (hidden, weight, targets, upstream)]
-    results = ranks.run(tp, "logprobs_of", *arrays, temperature, rows)
+    results = ranks.run(tp, "logprobs_of", *arrays, temperature, rows, entropy_coef)
     for result in results:
         tolerance = 1e-5 * max(1.0, scale)
         np.testing.assert_allclose(result["logprobs"], expected.detach().numpy(), atol=tolerance)

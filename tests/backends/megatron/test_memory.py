@@ -57,8 +57,8 @@ EXPERTS = {
 
 
 def planned(sizes: dict, train: dict, spec: ModelSpec = SPEC) -> RunPlan:
-    plan = make_plan(uses_reference=False, **sizes)
     layers = sum(train.get("stage_layers", (spec.num_layers,)))
+    plan = make_plan(uses_reference=False, **sizes)
     spec = replace(spec, num_layers=layers)
     if spec.moe is None:
         spec = replace(spec, tied_embeddings=sizes.get("tied", True))

@@ -9,6 +9,8 @@ import pytest
 import torch
 from megatron_plans import make_plan
 
+from rlrun.algos.options import ImportanceOptions
+
 pytestmark = pytest.mark.engines
 
 LAYOUTS = {
@@ -23,6 +25,18 @@ NEAR = 1e-5
 
 def world(plan):
     return plan.train.tp * plan.train.pp * plan.train.dp
+
+
+def with_loss(plan, **options):
+    return replace(plan, algo=replace(plan.algo, loss=replace(plan.algo.loss, **options)))
+
+
+CORRECTED = ImportanceOptions("tis", "sequence", 0.9, 1.1, veto=0.8)
+LOSSES = {
+    "ppo_clip": {},
+    "gspo": {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03, "importance": CORRECTED},
+    "cispo": {"kind": "cispo", "entropy_coef": 0.2, "opsm_delta": 0.01},
+}
 
 
 def reported(results, key):
@@ -112,20 +126,52 @@ def test_the_gradient_of_every_parameter_equals_autograd_of_hugging_face(ranks, 
         assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
 
 
-def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoints, reference):
+@pytest.mark.parametrize("loss", LOSSES)
+def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoints, reference, loss):
     """One micro-batch, one for each sample, and empty ones in between."""
     batch = reference["untied"]["batches"][0]
     cuts = ([[7, 6, 5, 4, 3, 2, 1, 0]], [[], *([i] for i in range(8)), []], [[0, 1, 2], [3, 4], [5, 6, 7]])
-    plans = [make_plan(tied=False, batching=b, distributed_optimizer=False) for b in ("packed", "padded")]
+    layouts = [make_plan(tied=False, batching=b, distributed_optimizer=False) for b in ("packed", "padded")]
+    plans = [with_loss(plan, **LOSSES[loss]) for plan in layouts]
     results = [
         ranks.run(1, "gradients", plan, checkpoints["untied"], replace(batch, micro_batches=cut))[0]
         for plan in plans
         for cut in cuts
     ]
+    if loss != "ppo_clip":
+        assert results[0]["metrics"]["pg_clip_fraction"] > 0
+        plain = ranks.run(1, "gradients", layouts[0], checkpoints["untied"], batch)[0]["gradients"]
+        assert any(np.abs(results[0]["gradients"][key] - plain[key]).max() > 1e-3 for key in plain)
     for other in results[1:]:
         assert other["metrics"] == pytest.approx(results[0]["metrics"], abs=1e-5)
         for key, gradient in results[0]["gradients"].items():
             np.testing.assert_allclose(other["gradients"][key], gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+def test_other_losses_have_the_gradient_of_hugging_face_too(ranks, checkpoints, reference, layout, loss):
+    """A sequence's ratio, its corrections and the entropy's gradient, over a divided vocabulary and divided samples."""
+    plan = with_loss(make_plan(distributed_optimizer=False, **LAYOUTS[layout]), **LOSSES[loss])
+    metrics, expected = hf_gradients(reference, "tied", plan)
+    batch = reference["tied"]["batches"][0]
+    results = ranks.run(world(plan), "gradients", plan, checkpoints["tied"], batch)
+    for result in results:
+        assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
+    for key, want in expected.items():
+        assert relative(results[0]["gradients"][key], want) < 1e-4, key
+
+
+def test_old_log_probs_of_the_step_itself_are_those_of_a_pass_before_it(ranks, checkpoints, reference):
+    """Leaving the forward pass out changes neither loss nor gradient, in any micro-batching."""
+    plan = make_plan(tied=False, distributed_optimizer=False)
+    batch = replace(reference["untied"]["batches"][0], old_logprobs=reference["untied"]["logprobs"])
+    before = ranks.run(1, "gradients", plan, checkpoints["untied"], batch)[0]
+    itself = ranks.run(1, "gradients", plan, checkpoints["untied"], replace(batch, old_logprobs=[]))[0]
+    assert itself["metrics"] == pytest.approx(before["metrics"], abs=2e-5)
+    assert itself["metrics"]["ratio_max"] == 1
+    for key, gradient in before["gradients"].items():
+        assert relative(itself["gradients"][key], gradient) < 1e-4, key
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
@@ -221,5 +267,5 @@ def test_publish_hands_rank_0s_sender_every_weight_once(ranks, checkpoints, refe
 
 def test_it_keeps_the_contract_of_a_train_backend(ranks, checkpoints, tmp_path):
     plan = make_plan()
-    plan = replace(plan, algo=replace(plan.algo, kl_coef=0.0))  # its batch has no reference log-probs
+    plan = with_loss(plan, kl_coef=0.0)  # its batch has no reference log-probs
     ranks.run(1, "contract", plan, checkpoints["tied"], str(tmp_path / "step"))
