@@ -40,7 +40,9 @@ def _tightest(c: Context) -> tuple[Layout, Group] | None:
     if p.device != "cuda" or (cap if packed else t.micro_batch_size) is None or not has_trainer(p):
         return None
     found = [(m, group) for group in c.groups if (m := _layout(c, group)) is not None]
-    return min(found, key=lambda pair: _room(pair[0]), default=None)
+    if len(found) < 2:  # nothing to compare, and estimates take time
+        return found[0] if found else None
+    return min(found, key=lambda pair: _room(pair[0]))
 
 
 def _engine_keys(c: Context) -> tuple[str, str]:
