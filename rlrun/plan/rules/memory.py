@@ -45,7 +45,7 @@ def _tightest(c: Context) -> tuple[Layout, Group] | None:
     return min(found, key=lambda pair: _room(pair[0]))
 
 
-def _engine_keys(c: Context) -> tuple[str, str]:
+def engine_keys(c: Context) -> tuple[str, str]:
     """The keys of the share and of the size of the engines that `layout_of` is about."""
     found = _tightest(c)
     assert found is not None
@@ -160,7 +160,7 @@ def gpu_memory(c: Context) -> Iterator[Problem]:
     found, enough = cheapest_two(m, validity(c))
     found = [_named(c, remedy) for remedy in found]
     keys = ["placement.gpu", "placement.mode", "placement.trainer.gpus", "placement.trainer.tp", "placement.trainer.pp"]
-    keys += [_engine_keys(c)[0], "trainer.recompute"]
+    keys += [engine_keys(c)[0], "trainer.recompute"]
     if floor_bytes(m) > m.gpu_bytes:
         summary += f". {_floor(m)}"
     if enough:
@@ -195,13 +195,13 @@ def _no_room_for_a_sample(c: Context, m: Layout) -> Problem:
         f"{_gib(engine_weights(m))} GiB of weights to hold, and its KV cache of {kv.tokens} tokens is too small for "
         f"one sample of {m.sample_tokens}"
     )
-    keys = (*_engine_keys(c), "placement.gpu")
+    keys = (*engine_keys(c), "placement.gpu")
     return c.problem("engine-memory-too-small", summary, *keys, hint=hint)
 
 
 def _named(c: Context, remedy: Remedy) -> Remedy:
     """The remedy with the key that counts for the engines `layout_of` is about."""
-    return replace(remedy, key=_engine_keys(c)[0]) if remedy.key == FRACTION else remedy
+    return replace(remedy, key=engine_keys(c)[0]) if remedy.key == FRACTION else remedy
 
 
 def _effect(remedy: Remedy, phase: str, m: Layout) -> str:
