@@ -15,7 +15,7 @@ def loss_rows(a: AlgoPlan) -> list[tuple[str, str]]:
     """(label, text): always the loss, then what is not as usual."""
     rows = [("loss", f"{_advantage(a)}, {_surrogate(a)}, {a.loss_aggregation}{_kl(a)}")]
     if a.old_logprobs == "current":
-        text = "1 throughout: one optimizer step a rollout, so nothing is clipped and no old log-probs are computed"
+        text = "1 throughout (one optimizer step a rollout): never clipped, no pass for old log-probs"
         rows.append(("ratio", text))
     elif a.old_logprobs == "rollout":
         rows.append(("ratio", "over the log-probs of the engines"))

@@ -103,6 +103,7 @@ def test_a_plan_fits_on_one_screen(demo):
           mode      synchronous (max_staleness 0), disaggregated
           length    prompt up to 1,024, response up to 1,024 tokens, temperature 1
           loss      grpo (reward - mean / std), clip 0.8..1.2, token_mean, KL 0.01 (low_var)
+          ratio     1 throughout (one optimizer step a rollout): never clipped, no pass for old log-probs
           lr        1e-05 constant, 200 optimizer steps in all
           weights   nccl, 300.4 kB bfloat16 each step, to each of 2 engines
           data      rows.jsonl, 64 rows
@@ -115,8 +116,9 @@ def test_a_plan_fits_on_one_screen(demo):
         Memory of a GPU (h100_80gb), estimated: fits
           train     [..........] 3.0 of 79.1 GiB  overhead 3.0
           logprob   [..........] 3.0 of 79.1 GiB  overhead 3.0
-          rollout   [#########.] 70.2 of 79.1 GiB  KV cache 67.2, overhead 3.0
+          save      [..........] 3.0 of 79.1 GiB  overhead 3.0
           sync      [..........] 3.5 of 79.1 GiB  bucket 0.5, overhead 3.0
+          rollout   [#########.] 70.2 of 79.1 GiB  KV cache 67.2, overhead 3.0
           kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once
 
         Set away from the defaults
