@@ -119,7 +119,8 @@ def test_a_plan_fits_on_one_screen(demo):
           save      [..........] 3.0 of 79.1 GiB  overhead 3.0
           sync      [..........] 3.5 of 79.1 GiB  bucket 0.5, overhead 3.0
           rollout   [#########.] 70.2 of 79.1 GiB  KV cache 67.2, overhead 3.0
-          kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once
+          kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once;
+                    up to 64 requests run
 
         Set away from the defaults
           num_steps                          100 -> 200                   command line
