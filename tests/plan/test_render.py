@@ -121,6 +121,8 @@ def test_a_plan_fits_on_one_screen(demo):
           rollout   [#########.] 70.2 of 79.1 GiB  KV cache 67.2, overhead 3.0
           kv        282,003,439 tokens an engine (256 bytes each), 137,696 samples of full length at once;
                     up to 64 requests run
+          logits    made in pieces; whole they would take 0.0 GiB with their gradient
+          host      32.0 GiB a node while saving  processes 32.0
 
         Set away from the defaults
           num_steps                          100 -> 200                   command line
