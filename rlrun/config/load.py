@@ -327,7 +327,7 @@ def _schema_problem(error: ErrorDetails, key: str, origins: Origins, groups: Gro
     assert known is not None
     bounds = ("greater_than", "less_than", "literal_error", "string_pattern", "finite_number", "too_short")
     code = "not-allowed" if error["type"].startswith(bounds) else "wrong-type"
-    got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}"
+    got = f"{show(value)}" if code == "not-allowed" else f"{_kind(value)} {show(value)}".strip()
     hint = f"set {name} to {expected(name)}"
     if known.section is not None:
         first = next((k for k in all_keys() if k.startswith(f"{name}.")), f"{name}.NAME")

@@ -95,7 +95,10 @@ class Origins:
     def _set(self, key: str, where: Where) -> None:
         for below in [k for k in self._of if k.startswith(f"{key}.")]:
             del self._of[below]
-        self._lists.discard(key)
+        if key in self._lists:
+            self._lists.discard(key)
+            for entry in [k for k in self._groups if k.startswith(f"{key}.")]:
+                del self._groups[entry]
         self._of[key] = where
 
     def _walk(self, node: yaml.MappingNode, file: str, prefix: str, is_root: bool = False) -> None:

@@ -214,6 +214,7 @@ def _steps(s: _Scaled) -> None:
     steps = s.now("num_steps")
     if s.config.stop_after is not None and s.config.stop_after >= steps:
         s.put("stop_after", None)
+    s.cap("critic.critic_only_steps", steps // 2)
     total = steps * (s.now("algo.prompts_per_rollout") // (s.now("algo.groups_per_step") or 10**9) or 1)
     s.cap("algo.lr_warmup_steps", total // 2)
     s.cap("checkpoint.interval", INTERVAL)

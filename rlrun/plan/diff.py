@@ -220,10 +220,22 @@ def _decisions(plan: Mapping[str, Any]) -> Any:
     own["slots"] = len(plan["slots"])
     own["train"] = {**plan["train"], "slots": len(plan["train"]["slots"])}
     own["model"] = {**model, "spec": {"num_parameters": model["spec"]["num_parameters"]}}
-    own_places = ("index", "slots", "port", "dist_port", "bootstrap_port", "nodes")
-    each = {k: v for k, v in engines[0].items() if k not in own_places} if engines else {}
-    own["engines"] = {"number": len(engines), **each}
+    own["engines"] = {"number": len(engines), **_engines(engines)}
+    if "deployment" in plan:  # plans of older versions have none
+        groups = plan["deployment"]["groups"]
+        sizes = {g["name"]: {**g, "slots": len(g["slots"]), "engines": len(g["engines"])} for g in groups}
+        own["deployment"] = {**plan["deployment"], "groups": sizes}
     return json.loads(json.dumps(own))  # tuples as the lists that a saved plan has
+
+
+def _engines(engines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the engines of each group have in common; without the group's name when there is one group."""
+    place = ("index", "slots", "port", "dist_port", "bootstrap_port", "nodes")
+    groups: dict[str, dict[str, Any]] = {}
+    for engine in engines:
+        own = {name: value for name, value in engine.items() if name not in place}
+        groups.setdefault(engine.get("group", ""), own)
+    return next(iter(groups.values())) if len(groups) == 1 else dict(groups)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rlrun.plan.context import Context
 from rlrun.plan.layout import GIB
 from rlrun.plan.memory import worst_phase
 from rlrun.plan.remedies import suggest, word
-from rlrun.plan.rules.memory import layout_of, validity
+from rlrun.plan.rules.memory import FRACTION, engine_keys, layout_of, validity
 
 MEMORY_CODES = {"memory-does-not-fit", "engine-memory-too-small", "engine-memory-unset"}
 
@@ -52,7 +52,8 @@ def suggest_overrides(words: Sequence[str], config_dir: str | None = None) -> li
     changes = suggest(layout, validity(context))
     if changes is None:
         return None
-    overrides = [f"{key}={word(value)}" for key, value in changes.items()]
+    names = {FRACTION: engine_keys(context)[0]}  # a server group may have a share of its own
+    overrides = [f"{names.get(key, key)}={word(value)}" for key, value in changes.items()]
     try:
         load_plan([*without_keys(words, overrides), *overrides], config_dir)
     except RlrunError:

@@ -71,6 +71,8 @@ def test_a_list_set_by_a_word_replaces_that_of_the_file():
     loaded = load([PD, f"{GROUPS}=[{{type: regular, gpus: 4}}]"])
     assert loaded.origins.of(f"{GROUPS}.1.type") == "command line"
     assert len(loaded.config.placement.rollout.server_groups) == 1
+    [first, second] = load([PD, f"{GROUPS}=[prefill, decode]"]).problems
+    assert [first.where[0].origin, second.where[0].origin] == ["command line", "command line"]
 
 
 def test_entries_are_whole_beside_a_wrong_key_elsewhere_and_unreadable_beside_one_among_them():

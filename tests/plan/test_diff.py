@@ -187,3 +187,12 @@ def test_an_operand_that_is_nothing_is_explained(operand, content, code, text, w
     assert problem.code == code
     assert text in f"{problem.summary} {problem.hint}"
     assert problem.hint
+
+
+def test_every_server_group_is_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    key = "placement.rollout.server_groups.1.sglang.max_running_requests"
+    Path("b").write_text(f"+experiment=qwen3_pd {key}=32\n")
+    found = diff(["qwen3_pd", "@b"])
+    assert rows(found, "decided")["engines.policy-decode.max_running_requests"] == (256, 32)
+    assert not any(name.startswith("engines.policy-prefill") for name in rows(found, "decided"))

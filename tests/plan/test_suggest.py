@@ -66,3 +66,11 @@ def test_suggest_belongs_to_plan_alone(capsys):
     for words in (["run", "--suggest", BIG], ["plan", "--suggest", "--json", BIG], ["plan", "-m", "--suggest", BIG]):
         assert main(words) == 2
         assert "bad-usage" in capsys.readouterr().err
+
+
+def test_the_share_of_a_server_group_is_changed_where_the_group_has_it():
+    groups = "placement.rollout.server_groups"
+    own = f"{groups}=[{{type: regular, gpus: 8, sglang: {{mem_fraction_static: 0.9}}}}]"
+    found = suggest_overrides(["+experiment=qwen3_grpo", "rollout.sglang.mem_fraction_static=null", own])
+    assert found is not None
+    assert [override.split("=")[0] for override in found] == [f"{groups}.0.sglang.mem_fraction_static"]

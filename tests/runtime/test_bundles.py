@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlrun.plan.build import load_plan
 from rlrun.runtime.bundles import in_slot_order, misplaced, visible_without_reserved
+from rlrun.runtime.cluster import _visible_gpus
 
 BIG = "+experiment=qwen3_grpo"
 SPLIT = load_plan([BIG, "placement=split_8gpu"])
@@ -76,3 +79,16 @@ def test_reserved_gpus_are_hidden_from_a_ray_of_our_own(before, after):
 def test_slots_are_in_the_order_of_numbers_not_of_texts(places):
     found = [places[bundle] for bundle in in_slot_order(places)]
     assert found == [("10.0.0.2", 1), ("10.0.0.2", 2), ("10.0.0.2", 10), ("10.0.0.10", 0)]
+
+
+@pytest.mark.parametrize("before", [None, "7,6,5,4,3,2,1,0"])
+def test_what_was_visible_is_visible_again_once_ray_is_up(before, monkeypatch):
+    name = "CUDA_VISIBLE_DEVICES"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    with _visible_gpus(RESERVED):
+        assert os.environ[name] == visible_without_reserved(RESERVED, before)
+    assert os.environ.get(name) == before
+    with _visible_gpus(None):
+        assert os.environ.get(name) == before

@@ -30,12 +30,28 @@ def layout_of(c: Context) -> Layout | None:
     """The configuration in the terms of `rlrun.plan.memory`; None on cpu, without a trainer or without engines, and for
     sizes that do not divide, which other rules refuse. With several server groups of the policy, the one whose GPUs
     have least room."""
+    found = _tightest(c)
+    return found[0] if found is not None else None
+
+
+def _tightest(c: Context) -> tuple[Layout, Group] | None:
     p, t = c.config.placement, c.config.trainer
     packed, cap = t.batching == "packed", t.max_tokens_per_gpu
-    if p.device != "cuda" or (cap if packed else t.micro_batch_size) is None:
+    if p.device != "cuda" or (cap if packed else t.micro_batch_size) is None or not has_trainer(p):
         return None
-    found = [m for group in c.groups if (m := _layout(c, group)) is not None]
-    return min(found, key=_room) if found and has_trainer(p) else None
+    found = [(m, group) for group in c.groups if (m := _layout(c, group)) is not None]
+    if len(found) < 2:  # nothing to compare, and estimates take time
+        return found[0] if found else None
+    return min(found, key=lambda pair: _room(pair[0]))
+
+
+def engine_keys(c: Context) -> tuple[str, str]:
+    """The keys of the share and of the size of the engines that `layout_of` is about."""
+    found = _tightest(c)
+    assert found is not None
+    _, group = found
+    own = "mem_fraction_static" in group.sglang
+    return f"{group.key}.sglang.mem_fraction_static" if own else FRACTION, group.size_key
 
 
 def _room(m: Layout) -> tuple[int, int]:
@@ -94,11 +110,10 @@ def _layout(c: Context, group: Group) -> Layout | None:
 
 def validity(c: Context, own: Group | None = None) -> Valid:
     """Whether the sizes of a layout divide everything they have to, with the GPUs of the configuration, and whether the
-    keys that a change would set are those that count. `own` is the group of engines; without one, the first of the
-    policy."""
+    key of the size of an engine reaches them alone. `own` is the group of engines; without one, that of `layout_of`."""
     p = c.config.placement
-    group = own or next(g for g in c.groups if g.model == POLICY and g.has_engines)
-    fraction = sglang_of(c, group).mem_fraction_static
+    found = None if own is not None else _tightest(c)
+    group = own if own is not None else found[1] if found is not None else c.groups[0]
 
     def valid(m: Layout) -> bool:
         spec = m.spec
@@ -118,8 +133,8 @@ def validity(c: Context, own: Group | None = None) -> Valid:
         engine = group.gpus % size == 0 and fits_nodes(p, group.first, group.gpus, size)
         engine = engine and m.engine_tp % group.dp_attention == 0 and m.engine_tp % group.ep == 0
         engine = engine and shares_equally(spec, m.engine_tp, group.dp_attention, group.ep)
-        if p.rollout.server_groups:  # whose sizes and shares a general key may not reach
-            engine = engine and m.engine_tp == group.tp and m.mem_fraction == fraction
+        if p.rollout.server_groups:  # a general key may reach others too, and no engine of this one
+            engine = engine and m.engine_tp == group.tp
         return replicas and heads and experts and engine and stages and whole_samples
 
     return valid
@@ -143,8 +158,9 @@ def gpu_memory(c: Context) -> Iterator[Problem]:
         f"most of it {biggest.name}, {_gib(biggest.num_bytes)} GiB"
     )
     found, enough = cheapest_two(m, validity(c))
+    found = [_named(c, remedy) for remedy in found]
     keys = ["placement.gpu", "placement.mode", "placement.trainer.gpus", "placement.trainer.tp", "placement.trainer.pp"]
-    keys += [FRACTION, "trainer.recompute"]
+    keys += [engine_keys(c)[0], "trainer.recompute"]
     if floor_bytes(m) > m.gpu_bytes:
         summary += f". {_floor(m)}"
     if enough:
@@ -172,14 +188,20 @@ def _no_room_for_a_sample(c: Context, m: Layout) -> Problem:
     better = room_for_a_sample(m, validity(c))
     hint = "use more GPUs, a GPU with more memory (placement.gpu) or shorter samples"
     if better is not None:
+        better = _named(c, better)
         hint = f"set {better.key} to {better.value}, whose KV cache holds {better.memory.kv.samples} such samples"
     summary = (
         f"an engine's share of a GPU ({m.mem_fraction or 'unset'} of {_gib(m.gpu_bytes)} GiB) has "
         f"{_gib(engine_weights(m))} GiB of weights to hold, and its KV cache of {kv.tokens} tokens is too small for "
         f"one sample of {m.sample_tokens}"
     )
-    keys = (FRACTION, "placement.rollout.gpus_per_engine", "placement.gpu")
+    keys = (*engine_keys(c), "placement.gpu")
     return c.problem("engine-memory-too-small", summary, *keys, hint=hint)
+
+
+def _named(c: Context, remedy: Remedy) -> Remedy:
+    """The remedy with the key that counts for the engines `layout_of` is about."""
+    return replace(remedy, key=engine_keys(c)[0]) if remedy.key == FRACTION else remedy
 
 
 def _effect(remedy: Remedy, phase: str, m: Layout) -> str:

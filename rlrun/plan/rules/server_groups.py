@@ -136,6 +136,8 @@ def group_total(c: Context) -> Iterator[Problem]:
 
 def disaggregated_sides(c: Context) -> Iterator[Problem]:
     """Prefill and decode engines of a model come together, and without regular ones."""
+    if _unknown_models(c):
+        return  # with the right name they may do
     for model in dict.fromkeys(group.model for group in c.groups):
         own = [group for group in c.groups if group.model == model and group.has_engines]
         types = {group.type: group for group in own}
@@ -187,12 +189,21 @@ def encoder_has_images(c: Context) -> Iterator[Problem]:
 
 def policy_is_served(c: Context) -> Iterator[Problem]:
     p = c.config.placement
-    if not has_engines(p) or external_policy(p) or any(g.model == POLICY and g.has_engines for g in c.groups):
+    if (
+        not has_engines(p)
+        or external_policy(p)
+        or _unknown_models(c)
+        or any(g.model == POLICY and g.has_engines for g in c.groups)
+    ):
         return
     summary = "no server group has engines of the policy, so nothing could be generated"
     key = next((f"{g.key}.type" for g in c.groups if not g.has_engines), f"{GROUPS}.0.model")
     hint = f"set {key} to {'regular' if key.endswith('type') else POLICY}, or add a group of model {POLICY}"
     yield c.problem("policy-without-engines", summary, key, hint=hint)
+
+
+def _unknown_models(c: Context) -> bool:
+    return any(group.has_engines and group.model not in (POLICY, *c.config.rollout.models) for group in c.groups)
 
 
 def model_names(c: Context) -> Iterator[Problem]:

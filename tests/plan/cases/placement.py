@@ -85,6 +85,11 @@ CASES = [
         [PD, JUDGE, f"{EXTERNAL}=[{{url: '{NODE_7}', model: judge}}, {{url: '{NODE_7}/', model: judge}}]"],
         [f"{EXTERNAL}.1.url='http://node8:30000'"],
     ),
+    Case(
+        "engine-memory-too-small",
+        [BIG, f"{GROUPS}=[{{type: regular, gpus: 8, sglang: {{mem_fraction_static: 0.08}}}}]"],
+        [f"{GROUPS}.0.sglang.mem_fraction_static=0.15"],
+    ),
     Case("external-mixed", [PD, f"{EXTERNAL}=[{{url: '{NODE_7}'}}]"]),
     Case(
         "external-colocated",
