@@ -8,8 +8,9 @@ as it is (advantage, loss, KL, optimizer, async mode, weight transport, placemen
   model stays.
 * trainer: at most two ranks. The largest of tp, pp, ep and dp becomes 2 (the first of them when equal) and the others
   1; experts are shared by data-parallel ranks, so ep 2 is dp 2 as well. Context parallelism becomes 1.
-* engines: at most two, of one slot each, or one of each server group. Servers of the policy that run elsewhere are
-  replaced by engines of our own; other models are served as they are. All on one node, with as many slots as needed.
+* engines: at most two, of one slot each, or one of each server group, which all become regular (prefill and decode
+  hand over GPU memory). Servers of the policy that run elsewhere are replaced by engines of our own; other models are
+  served as they are. All on one node, with as many slots as needed.
 * batch: at most 4 samples a group and 4 groups an optimizer step, and as many optimizer steps a rollout as before.
 * lengths, steps and intervals: small. Keys that only a GPU reads: their defaults.
 
@@ -22,6 +23,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlrun.config.arguments.check import matches, usual
+from rlrun.config.arguments.sglang import CUDA_ONLY
 from rlrun.config.keys import all_keys
 from rlrun.config.schema import RunConfig
 from rlrun.config.sections.base import plain
@@ -48,12 +51,23 @@ GPU_KEYS = (
     "placement.host_memory_gib",
     "placement.cpus_per_node",
     "placement.reserved",
+    "placement.network_gb_per_s",
+    "placement.trainer.etp",
+    "trainer.offload",
+    "trainer.optimizer_offload",
+    "trainer.optimizer_dtype",
+    "rollout.offload",
+    "rollout.expected_response_tokens",
+    "checkpoint.gather",
     "rollout.sglang.attention_backend",
     "rollout.sglang.mem_fraction_static",
     "rollout.sglang.cuda_graph",
     "model.dtype",
 )
 """What only a GPU reads, or reads in its own way: back to the default."""
+
+MODEL_KEYS = ("algo.reference_path", "algo.teacher_path", "algo.opd_coef", "critic.path")
+"""What names a checkpoint of the full-size model: back to the default where the model is replaced."""
 
 
 @dataclass
@@ -95,13 +109,23 @@ def cpu_twin(
     s.put("name", f"{config.name}_twin")
     for key in GPU_KEYS:
         s.put(key, all_keys()[key].default)
+    _arguments(s)
     if config.model.init != "random":
         _section(s, "model", tiny)
         _task(s, data, reward)
+        for key in MODEL_KEYS:
+            s.put(key, all_keys()[key].default)
     _placement(s)
     _batch(s)
     _steps(s)
     return s.changes
+
+
+def _arguments(s: _Scaled) -> None:
+    """Further arguments of SGLang that do nothing, or cannot work, without a GPU."""
+    for name in s.config.rollout.sglang.engine_arguments:
+        if matches(name, CUDA_ONLY):
+            s.put(f"rollout.sglang.{name}", usual("sglang", name))
 
 
 def _section(s: _Scaled, section: str, values: Mapping[str, Any]) -> None:
@@ -134,6 +158,8 @@ def _task(s: _Scaled, data: Mapping[str, Any], reward: str) -> None:
     s.put("rollout.stop", [])
     s.put("rollout.max_prompt_tokens", PROMPT_TOKENS)
     s.put("rollout.max_response_tokens", RESPONSE_TOKENS)
+    s.cap("rollout.overlong_buffer_tokens", RESPONSE_TOKENS // 2)
+    s.put("algo.loss_constant", None)
 
 
 def _placement(s: _Scaled) -> None:
@@ -151,6 +177,8 @@ def _trainer(s: _Scaled) -> int:
     sizes = _two_ranks(t.tp, t.pp, t.ep, t.gpus, t.cp)
     for name in ("tp", "pp", "ep"):
         s.put(f"{trainer}.{name}", sizes[name])
+    for name in ("first_stage_layers", "last_stage_layers"):
+        s.put(f"{trainer}.{name}", None)
     s.put(f"{trainer}.cp", 1)
     replica = s.now(f"{trainer}.tp") * s.now(f"{trainer}.pp") * s.now(f"{trainer}.cp")
     s.put(f"{trainer}.gpus", replica * (sizes["dp"] if replica == 1 else 1))
@@ -180,9 +208,11 @@ def _engines(s: _Scaled) -> int:
 
 
 def _group(group: ServerGroup) -> dict[str, Any]:
-    """A server group with one engine of one slot."""
+    """A server group with one engine of one slot. Prefill, decode and encoder engines hand over GPU memory, so they
+    become regular ones."""
     own = {key: value for key, value in group.sglang.items() if f"rollout.sglang.{key}" not in GPU_KEYS}
-    kept = {"type": group.type, "gpus": 1, "name": group.name, "model": group.model, "sglang": own}
+    kind = group.type if group.type == "placeholder" else "regular"
+    kept = {"type": kind, "gpus": 1, "name": group.name, "model": group.model, "sglang": own}
     if group.type != "placeholder":
         kept["gpus_per_engine"] = 1
     return {key: value for key, value in kept.items() if value not in (None, {})}
@@ -205,6 +235,7 @@ def _batch(s: _Scaled) -> None:
         rollouts = min(MOST_PROMPTS, max(1, a.prompts_per_rollout // a.groups_per_step))  # optimizer steps of each
         s.put("algo.groups_per_step", min(a.groups_per_step, MOST_GROUPS, MOST_PROMPTS // rollouts))
         s.put("algo.prompts_per_rollout", rollouts * s.now("algo.groups_per_step"))
+    s.cap("async_mode.max_in_flight_groups", s.now("algo.prompts_per_rollout"))
     s.cap("trainer.max_tokens_per_gpu", MICRO_BATCH_TOKENS)
     s.cap("trainer.micro_batch_size", MICRO_BATCH_SAMPLES)
 

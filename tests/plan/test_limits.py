@@ -132,6 +132,8 @@ def test_an_asynchronous_run_is_planned_and_refused_before_anything_starts(mode)
     with pytest.raises(RlrunError) as e:
         check_machine(plan)
     assert "async-not-runnable" in [p.code for p in e.value.problems]
+
+
 @pytest.mark.parametrize("words", [["placement.trainer.ep=8"], ["placement.trainer.ep=1", "placement.trainer.tp=2"]])
 def test_experts_on_several_ranks_are_planned_only(words):
     base = ["+experiment=qwen3_30b_a3b_grpo", "placement.host_memory_gib=null", "placement.gpu=h200_141gb"]
