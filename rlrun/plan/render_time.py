@@ -76,6 +76,6 @@ def _assumed(plan: RunPlan) -> str:
     known = "" if plan.rollout.expected_response_tokens else " (see rollout.expected_response_tokens)"
     return (
         f"mean prompt {time.prompt_tokens:,.0f} tokens, response {time.response_tokens:,.0f}{known}, longest "
-        f"{plan.rollout.max_response_tokens:,}; no rewards, evaluation, checkpoints; estimates came to 0.6 to 1.5 times "
-        "published steps, and weight syncs are less sure"
+        f"{plan.rollout.max_response_tokens:,}; no rewards, evaluation, checkpoints; estimates came to 0.6 to 1.5 "
+        "times published steps, and weight syncs are less sure"
     )

@@ -10,8 +10,10 @@ import pytest
 
 import rlrun
 from rlrun import cli
+from rlrun.config.shipped import shipped
 from rlrun.errors import RunFailed
 
+EXPERIMENTS = sorted(p.stem for p in (shipped("conf") / "experiment").glob("*.yaml"))
 QUICK = "+experiment=quickstart"
 HEAVY = ("torch", "ray", "megatron", "sglang", "mlflow", "transformers", "numpy")
 
@@ -74,7 +76,7 @@ def test_help_lists_verbs_and_experiments(capsys):
         assert cli.main(arguments) == 0
         out = capsys.readouterr().out
         assert all(verb in out for verb in cli.VERBS)
-        assert "quickstart, qwen3_5_35b_a3b_grpo_async, qwen3_grpo" in out
+        assert f"Experiments: {', '.join(EXPERIMENTS)}" in out
 
 
 def test_version(capsys):

@@ -125,7 +125,7 @@ def test_a_caller_may_decide_about_an_argument_itself_and_its_type_is_still_chec
     def codes(values: dict, allow: tuple[str, ...] = ()) -> list[str]:
         return [p.code for p in check_sglang_arguments(values, "groups.0.sglang", Origins(), allow)]
 
-    assert codes({"disaggregation_mode": "prefill", "page_size": "x"}) == ["argument-refused", "wrong-type"]
+    assert codes({"disaggregation_mode": "prefill", "page_size": "x"}) == ["owned-argument", "wrong-type"]
     assert codes({"disaggregation_mode": "prefill"}, ("disaggregation_mode",)) == []
     assert codes({"disaggregation_mode": "both"}, ("disaggregation_mode",)) == ["not-allowed"]
 

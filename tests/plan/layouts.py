@@ -12,7 +12,9 @@ from rlrun.plan.types import ModelSpec
 
 @functools.cache
 def spec(model: str) -> ModelSpec:
-    return load_plan(["+experiment=qwen3_grpo", "placement=cpu_1", f"model={model}"]).model.spec
+    return load_plan(
+        ["+experiment=qwen3_grpo", "placement=cpu_1", "rollout.max_response_tokens=1024", f"model={model}"]
+    ).model.spec
 
 
 def layout(model: str = "qwen3_4b", **changes: object) -> Layout:

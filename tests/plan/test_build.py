@@ -21,7 +21,9 @@ QUICK = "+experiment=quickstart"
 BIG = "+experiment=qwen3_grpo"
 EXPERIMENTS = sorted(p.stem for p in (shipped("conf") / "experiment").glob("*.yaml"))
 WITHOUT_ENGINES = ["train_8gpu"]  # the quickstart generates, and says how
-PLACEMENTS = sorted({p.stem for p in (shipped("conf") / "placement").glob("*.yaml")} - set(WITHOUT_ENGINES))
+NOT_FOR_IT = {*WITHOUT_ENGINES, "flash_16", "glm_64", "glm_128", "minimax_64", "moe_8"}
+"""Placements for experts and sizes that the quickstart's model does not have; their own experiments are planned."""
+PLACEMENTS = sorted({p.stem for p in (shipped("conf") / "placement").glob("*.yaml")} - NOT_FOR_IT)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -65,7 +65,7 @@ def test_experts_are_read_when_a_token_needs_them():
 
 def test_samples_that_fit_run_at_once_and_the_longest_decides():
     """64 samples on two engines, all running: as many decode steps as the longest has tokens."""
-    w = replace(DENSE, num_samples=64, in_flight_samples=10_000)
+    w = replace(DENSE, num_samples=64, generated_samples=64, in_flight_samples=10_000)
     g = generate(w)
     assert g.running == 32
     assert g.tail_s == pytest.approx(1024 * g.decode_step_s)
@@ -78,7 +78,7 @@ def test_samples_that_fit_run_at_once_and_the_longest_decides():
     [
         ({"max_running_requests": 7}, 7),
         ({"in_flight_samples": 24}, 12),
-        ({"num_samples": 10, "max_running_requests": 999}, 5),
+        ({"generated_samples": 10, "max_running_requests": 999}, 5),
         ({"layout": replace(DENSE.layout, max_total_tokens=12_800)}, 10),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_bounds_the_samples_that_run_together(changes, running):
 
 def test_training_is_six_times_the_parameters_and_what_is_recomputed():
     """Qwen3-4B: 2N a token forward, thrice with the backward pass, and layers and logits once more."""
-    w = replace(DENSE, layout=replace(DENSE.layout, tp=1, dp=1), prompt_tokens=0.0)
+    w = replace(DENSE, layout=replace(DENSE.layout, tp=1, dp=1), prompt_tokens=0.0, forward_passes=1)
     f = forward(w.layout.spec)
     layers, head = forward_flops(w)
     pairs = (w.sample_tokens_squared + w.sample_tokens) / 2

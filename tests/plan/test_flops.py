@@ -10,7 +10,9 @@ from rlrun.plan.types import ModelSpec
 
 
 def spec(model: str) -> ModelSpec:
-    return load_plan(["+experiment=qwen3_grpo", "placement=cpu_1", f"model={model}"]).model.spec
+    return load_plan(
+        ["+experiment=qwen3_grpo", "placement=cpu_1", "rollout.max_response_tokens=1024", f"model={model}"]
+    ).model.spec
 
 
 def test_a_dense_model_takes_two_operations_a_parameter_that_is_not_a_norm():

@@ -124,7 +124,7 @@ def test_a_plan_fits_on_one_screen(demo):
           logits    made in pieces; whole they would take 0.0 GiB with their gradient
           host      32.0 GiB a node while saving  processes 32.0
 
-        Time of a step, estimated: 8.4 s
+        Time of a step, estimated: 8.3 s
           generate  [#########.] 8.3 s    64 samples an engine, 3 ms a token by kernel launches, tail 1.5 s
           logprob   [..........] <0.01 s
           train     [..........] <0.01 s

@@ -81,7 +81,7 @@ def test_an_evaluated_experiment_is_evaluated_on_the_quickstarts_prompts(tmp_pat
 
 def test_every_server_group_keeps_one_engine():
     plan = load_plan(["+experiment=qwen3_pd", "+twin=cpu"])
-    assert [(group.type, len(group.slots)) for group in plan.deployment.groups] == [("prefill", 1), ("decode", 1)]
+    assert [(group.type, len(group.slots)) for group in plan.deployment.groups] == [("regular", 1), ("regular", 1)]
     assert [engine.slots for engine in plan.engines] == [(2,), (3,)]
     assert plan.engines[1].max_running_requests == 256
 

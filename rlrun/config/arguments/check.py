@@ -58,7 +58,9 @@ def owner(engine: str, name: str) -> str | None:
 
 
 def refusal(engine: str, name: str) -> str | None:
-    """Why an argument cannot have another value than its usual one."""
+    """Why an argument cannot have another value than its usual one; None for one that another key decides."""
+    if owner(engine, name) is not None:
+        return None
     return next((why for pattern, why in ENGINES[engine].REFUSED if fnmatchcase(name, pattern)), None)
 
 
