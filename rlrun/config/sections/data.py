@@ -48,7 +48,8 @@ class RewardConfig(Section):
     key: NotEmpty | None = None
     """The reward function returns a dict, and this entry of it is the reward."""
     postprocess: ImportPath | None = None
-    """Function f(group) -> one reward for each of group.samples, called before anything else looks at them."""
+    """Function f(group) -> one reward for each of group.samples, called before anything else looks at them. Evaluation
+    reports the rewards as they were."""
     timeout_s: Seconds = Field(default=60.0, json_schema_extra=NOT_SEMANTIC)
     """Deadline of one call."""
 
