@@ -112,7 +112,7 @@ def bench_balance() -> None:
 
 def bench_schedule() -> None:
     print(
-        f"\n{'schedule n/dp/cap':<20}{'ours':>10}{'plain':>12}{'ratio':>8}   micro-batches (bound)  lockstep ours / plain"
+        f"\n{'schedule n/dp/cap':<20}{'ours':>10}{'plain':>12}{'ratio':>8}   micro-batches (bound), lockstep ours/plain"
     )
     for n, dp, cap in ((256, 8, 8192), (1024, 16, 16384), (8192, 64, 32768), (8192, 1, 32768)):
         lengths = lognormal(n, cap)
