@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +167,18 @@ def test_a_step_of_variable_size_refills_only_when_nothing_is_kept():
 def test_fresh_samples_of_another_version_are_refused():
     with pytest.raises(RunFailed, match=r"samples of versions \[0\] in step 3, expected 2"):
         collected(Scripted([1] * 4, version=0), step=3)
+
+
+def test_a_function_of_the_users_that_never_returns_meets_the_deadline_of_generation():
+    done = threading.Event()
+    with asyncio.Runner() as runner:
+        run = a_run(Scripted([1] * 4), runner=runner)
+        run.plan = replace(run.plan, timeouts=replace(run.plan.timeouts, generate_s=0.1))
+        run.hooks = Hooks(group_filter=lambda group: done.wait())
+        run.plan = replace(run.plan, sampling=replace(run.plan.sampling, filter="mine:f"))
+        with pytest.raises(RunFailed, match="generation of step 1"):
+            collect(run, 1)
+    done.set()
 
 
 @settings(max_examples=40)
