@@ -29,29 +29,28 @@ def test_a_plain_plan_says_nothing_of_groups():
         (
             [DROP, "dynamic_sampling.over_sampling=1.5"],
             "groups",
-            "equal rewards dropped; 96 generated, 3 refills at most until 64 are kept; surplus to the next step",
+            "equal rewards dropped; 96 generated, at most 3 refills until 64 kept; surplus to next step",
         ),
         (
             [DROP, "dynamic_sampling.max_refills=1", "dynamic_sampling.surplus=discard"],
             "groups",
-            "equal rewards dropped; 64 generated, 1 refill at most until 64 are kept; surplus dropped",
+            "equal rewards dropped; 64 generated, at most 1 refill until 64 kept; surplus dropped",
         ),
         (
             ["rollout.overlong=drop", "algo.groups_per_step=null"],
             "groups",
-            "fewer than two whole samples dropped; 64 generated, 3 refills at most until 1 is kept",
+            "fewer than two whole samples dropped; 64 generated, at most 3 refills until 1 kept",
         ),
         ([DROP], "step", "64 prompts x 8 samples = 512 samples kept, 128 per dp rank; 200 steps"),
         (
             [DROP, "algo.groups_per_step=null", "dynamic_sampling.over_sampling=1.5"],
             "step",
-            "96 prompts x 8 samples = 768 samples, one optimizer step of those that are kept, up to 192 per dp rank; "
-            "200 steps",
+            "96 prompts x 8 samples = 768, kept ones in one optimizer step, at most 192 per dp rank; 200 steps",
         ),
         (
             ["algo.groups_per_step=null"],
             "step",
-            "64 prompts x 8 samples = 512 samples, one optimizer step of all of them, up to 128 per dp rank; 200 steps",
+            "64 prompts x 8 samples = 512, all in one optimizer step, at most 128 per dp rank; 200 steps",
         ),
         (
             ["rollout.overlong=penalize", "rollout.overlong_buffer_tokens=512"],
