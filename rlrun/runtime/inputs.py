@@ -9,6 +9,7 @@ from typing import Any
 
 from rlrun.agents.hooks import load_group_filter, load_postprocess, load_sample_filter
 from rlrun.agents.rewards import load_reward
+from rlrun.algos.advantages import estimator
 from rlrun.data.prompts import load_rows, tokenize_prompts
 from rlrun.data.selection import Hooks
 from rlrun.data.types import Prompt
@@ -26,7 +27,9 @@ class Inputs:
 
 
 def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
-    """Raises RlrunError with the problems of both datasets together."""
+    """Raises RlrunError with the problems of both datasets together; RunFailed when an estimator of the user's own
+    cannot be imported."""
+    estimator(plan.algo.advantage, plan.algo.normalize_by_std, plan.algo.gamma)
     tokenizer = load_tokenizer(model_dir)
     prompts: dict[str, list[Prompt]] = {"train": [], "eval": []}
     problems: list[Problem] = []
