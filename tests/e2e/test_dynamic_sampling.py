@@ -30,7 +30,7 @@ def test_a_filtered_run_goes_on_with_the_groups_that_waited(tmp_path):
     stopped = run([*FILTERED, "stop_after=2", f"output_dir={tmp_path}"], tmp_path)
     assert stopped.process.returncode == 0, stopped.text[-3000:]
     run_dir = stopped.run_dir()
-    waited = len(metrics(run_dir)) and int(metrics(run_dir)[-1]["rollout/groups_buffered"])
+    waited = int(metrics(run_dir)[-1]["rollout/groups_buffered"])
     file = run_dir / "checkpoints" / "step_000002" / "buffer.npz"
     assert len(load_groups(str(file)) if file.exists() else []) == waited
 
