@@ -3,9 +3,11 @@
     python benchmarks/bench_batching.py
 
 Balance: `lpt` against Karmarkar-Karp differencing (what verl and slime run) and against a greedy that looks for the
-emptiest rank each time. Pack: `schedule_step` against first fit in the order given, the fullest micro-batch halved
-until every rank has as many, dealt out round-robin. Lengths are lognormal (sigma 1). "spread" is the fullest rank over
-the mean; "lockstep" is the time of a step, when all ranks wait for the slowest in each micro-batch, over the ideal.
+emptiest rank each time. Schedule: `schedule_step` against first fit in the order given, the fullest micro-batch halved
+until every rank has as many, dealt out round-robin. Pack: bins of one rank against plain first fit, in the order given
+and longest first. Operations: `schedule_step` with a share of attention (Qwen3-4B's) against balancing tokens. Lengths
+are lognormal (sigma 1). "spread" is the fullest rank over the mean; "lockstep" is the time of a step, when all ranks
+wait for the slowest in each micro-batch, over the ideal.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def bench_balance() -> None:
 
 def bench_schedule() -> None:
     print(
-        f"\n{'pack n/dp/cap':<20}{'ours':>10}{'plain':>12}{'ratio':>8}   micro-batches (bound)   lockstep ours / plain"
+        f"\n{'schedule n/dp/cap':<20}{'ours':>10}{'plain':>12}{'ratio':>8}   micro-batches (bound), lockstep ours/plain"
     )
     for n, dp, cap in ((256, 8, 8192), (1024, 16, 16384), (8192, 64, 32768), (8192, 1, 32768)):
         lengths = lognormal(n, cap)
@@ -126,6 +128,40 @@ def bench_schedule() -> None:
         )
 
 
+def bench_pack() -> None:
+    print(f"\n{'pack n/cap':<20}{'ours':>10}{'first fit':>12}{'ratio':>8}{'decreasing':>13}{'ratio':>8}   bins (bound)")
+    for n, cap in ((256, 8192), (1024, 16384), (8192, 32768)):
+        lengths = lognormal(n, cap)
+        settings = {"batching": "packed", "max_tokens_per_gpu": cap, "micro_batch_size": None}
+        ours_ms, (share,) = best_of(lambda: schedule_step(lengths, 1, **settings))  # noqa: B023
+        plain_ms, plain = best_of(lambda: plain_schedule(lengths, 1, cap)[0])  # noqa: B023
+        sorted_ms, longest_first = best_of(lambda: plain_schedule(sorted(lengths)[::-1], 1, cap)[0])  # noqa: B023
+        bound = -(-sum(lengths) // cap)
+        counts = f"{len(share.micro_batches)}, {len(plain)} and {len(longest_first)} ({bound})"
+        print(
+            f"{f'{n}/{cap}':<20}{ours_ms:>7.2f} ms{plain_ms:>9.1f} ms{plain_ms / ours_ms:>7.1f}x"
+            f"{sorted_ms:>10.1f} ms{sorted_ms / ours_ms:>7.1f}x   {counts}"
+        )
+
+
+def bench_operations() -> None:
+    share_of_attention = 36 * 32 * 256 / (2 * 4.02e9)
+    print(f"\n{'operations n/dp':<20}{'ours':>10}   spread of operations: balanced / by tokens")
+    for n, dp, cap in ((512, 8, 32768), (8192, 64, 32768)):
+        lengths = lognormal(n, cap)
+        work = [t + share_of_attention * t * t for t in lengths]
+        settings = {"batching": "packed", "max_tokens_per_gpu": cap, "micro_batch_size": None}
+        by_tokens = schedule_step(lengths, dp, **settings)
+        settings["attention_share"] = share_of_attention
+        ms, by_work = best_of(lambda: schedule_step(lengths, dp, **settings))  # noqa: B023
+        spreads = " / ".join(
+            f"{spread(work, [list(s.samples) for s in shares]):.5f}" for shares in (by_work, by_tokens)
+        )
+        print(f"{f'{n}/{dp}':<20}{ms:>7.2f} ms   {spreads}")
+
+
 if __name__ == "__main__":
     bench_balance()
     bench_schedule()
+    bench_pack()
+    bench_operations()

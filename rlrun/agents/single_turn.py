@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from rlrun.agents.rewards import Reward
+from rlrun.agents.threads import in_thread
 from rlrun.backends.base import Completion, GenerateRequest, RolloutBackend
 from rlrun.data.types import Group, Prompt, Sample
 from rlrun.errors import RunFailed
@@ -109,7 +108,7 @@ class SingleTurn:
 
     async def _reward_of(self, prompt: Prompt, text: str) -> float:
         async with self._rewarding:
-            answer = _in_thread(self._reward, prompt, text, prompt.label)
+            answer = in_thread(self._reward, prompt, text, prompt.label)
             try:
                 return await asyncio.wait_for(answer, self._reward_timeout_s)
             except TimeoutError:
@@ -145,30 +144,3 @@ def to_sample(prompt: Prompt, completion: Completion, rollout_id: int) -> Sample
         response_text=completion.text,
         metrics={"aborted": float(aborted)},
     )
-
-
-def _in_thread(reward: Reward, prompt: Prompt, text: str, label: object) -> asyncio.Future[float]:
-    """Calls `reward` in a daemon thread. Not in an executor: those are joined at exit, and a function that never
-    returns would keep the whole run from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[float] = loop.create_future()
-
-    def deliver(value: float | None, error: BaseException | None) -> None:
-        if future.done():  # timed out or cancelled
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)  # type: ignore[arg-type]
-
-    def call() -> None:
-        value, error = None, None
-        try:
-            value = reward(prompt, text, label)
-        except Exception as e:
-            error = e
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the run ended while the function was busy
-            loop.call_soon_threadsafe(deliver, value, error)
-
-    threading.Thread(target=call, name="reward", daemon=True).start()
-    return future

@@ -198,10 +198,10 @@ def _step(plan: RunPlan) -> str:
         f"{_n(b.prompts_per_rollout, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
     )
     if b.variable:
-        prompts = f"{_n(b.first_draw, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
-        kept = "those that are kept" if plan.sampling.drops else "all of them"
-        share = f"up to {b.samples_per_rank:,} per dp rank"
-        return f"{prompts}, one optimizer step of {kept}, {share}; {plan.num_steps:,} steps"
+        drawn = f"{_n(b.first_draw, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,}"
+        which = "kept ones" if plan.sampling.drops else "all"
+        share = f"at most {b.samples_per_rank:,} per dp rank"
+        return f"{drawn}, {which} in one optimizer step, {share}; {plan.num_steps:,} steps"
     if plan.sampling.drops:
         samples += " kept"
     if b.optimizer_steps_per_rollout > 1:
@@ -218,10 +218,10 @@ def _groups(plan: RunPlan) -> str:
     if s.overlong.handling == "drop":
         words.append("fewer than two whole samples dropped")
     if s.drops:
-        kept = "1 is" if b.variable else f"{b.prompts_per_rollout:,} are"
-        words.append(f"{b.first_draw:,} generated, {_n(s.max_refills, 'refill')} at most until {kept} kept")
+        kept = 1 if b.variable else b.prompts_per_rollout
+        words.append(f"{b.first_draw:,} generated, at most {_n(s.max_refills, 'refill')} until {kept:,} kept")
         if not b.variable:
-            words.append("surplus to the next step" if s.surplus_staleness else "surplus dropped")
+            words.append("surplus to next step" if s.surplus_staleness else "surplus dropped")
     if s.sample_filter is not None:
         words.append(f"samples kept by {s.sample_filter}")
     return "; ".join(words)

@@ -11,7 +11,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from rlrun.data.selection import DROPPED, select
+from rlrun.agents.threads import in_thread
+from rlrun.data.selection import DROPPED, Hooks, select
 from rlrun.data.types import Group
 from rlrun.errors import RunFailed
 
@@ -39,8 +40,7 @@ async def _collect(run: Run, step: int) -> tuple[list[Group], dict[str, float]]:
         _check_versions(run, groups, step)
         position, rounds = position + len(prompts), rounds + 1
         tokens += sum(sample.response_length for group in groups for sample in group.samples)
-        for group in groups:
-            reason = select(group, sampling, run.hooks)
+        for group, reason in zip(groups, await _select(run, groups), strict=True):
             if reason is None:
                 kept.append(group)
             else:
@@ -61,6 +61,15 @@ async def _collect(run: Run, step: int) -> tuple[list[Group], dict[str, float]]:
             "rollout/refills": float(max(rounds - 1, 0)),
         }
     return chosen, metrics
+
+
+async def _select(run: Run, groups: list[Group]) -> list[str | None]:
+    """Why each group is dropped, or None. The user's functions run beside the loop, which keeps the deadline."""
+
+    def all_of_them() -> list[str | None]:
+        return [select(group, run.plan.sampling, run.hooks) for group in groups]
+
+    return all_of_them() if run.hooks == Hooks() else await in_thread(all_of_them)
 
 
 def _from_buffer(run: Run, step: int, dropped: Counter[str]) -> list[Group]:

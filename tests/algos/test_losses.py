@@ -323,7 +323,7 @@ def test_gradient_of_a_model_does_not_depend_on_the_cut_into_micro_batches(varia
     rng = np.random.default_rng(seed)
     tokens = [torch.from_numpy(rng.integers(0, 7, size=rng.integers(2, 9))) for _ in range(9)]
     masks = [(rng.random(len(t)) < 0.6).astype(np.int8) * (np.arange(len(t)) > 0) for t in tokens]
-    weights = [torch.from_numpy(w).double() for w in loss_weights(masks, aggregation)]
+    weights = [torch.from_numpy(w).double() for w in loss_weights(masks, aggregation, constant=7)]
     noise = [torch.from_numpy(rng.normal(scale=0.3, size=(4, len(t)))) for t in tokens]
     model = TinyModel()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,18 @@ def test_fresh_samples_of_another_version_are_refused():
         collected(Scripted([1] * 4, version=0), step=3)
 
 
+def test_a_function_of_the_users_that_never_returns_meets_the_deadline_of_generation():
+    done = threading.Event()
+    with asyncio.Runner() as runner:
+        run = a_run(Scripted([1] * 4), runner=runner)
+        run.plan = replace(run.plan, timeouts=replace(run.plan.timeouts, generate_s=0.1))
+        run.hooks = Hooks(group_filter=lambda group: done.wait())
+        run.plan = replace(run.plan, sampling=replace(run.plan.sampling, filter="mine:f"))
+        with pytest.raises(RunFailed, match="generation of step 1"):
+            collect(run, 1)
+    done.set()
+
+
 @settings(max_examples=40)
 @given(
     worth=st.lists(st.booleans(), min_size=300, max_size=300),
@@ -215,6 +228,46 @@ def test_a_filtered_run_stopped_and_resumed_equals_an_uninterrupted_one(tmp_path
     assert {row["rollout/zero_variance_groups"] for row in rows} == {0.0}
     assert {row["rollout/samples"] for row in rows} == {32}
     assert max(row["rollout/staleness_max"] for row in rows) == 1
+
+
+class InTwo:
+    """An agent whose every rollout comes back as two samples: the first two tokens, and the rest."""
+
+    def __init__(self, agent):
+        self._agent = agent
+
+    async def collect(self, prompts, *, step, first_position=0):
+        groups = await self._agent.collect(prompts, step=step, first_position=first_position)
+        return [replace(g, samples=[part for s in g.samples for part in self.parts(s)]) for g in groups]
+
+    def parts(self, sample):
+        end = sample.prompt_length + 2
+        if len(sample.tokens) <= end:
+            return [sample]
+        head = replace(
+            sample,
+            tokens=sample.tokens[:end],
+            loss_mask=sample.loss_mask[:end],
+            rollout_logprobs=sample.rollout_logprobs[:end],
+        )
+        rest = sample.loss_mask * (np.arange(len(sample.tokens)) >= end).astype(np.int8)
+        return [head, replace(sample, loss_mask=rest)]
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "rollout_mean", "constant"])
+def test_a_rollout_that_comes_back_as_two_samples_teaches_what_it_teaches_as_one(tmp_path, aggregation):
+    words = ["num_steps=3", f"algo.loss_aggregation={aggregation}", "eval.interval=null", "data.eval=null"]
+    tables = []
+    for name, wrap in (("one", lambda agent: agent), ("two", InTwo)):
+        setup = Setup(tmp_path, *words, run_dir=_made(tmp_path / name))
+        make = setup.agent
+        setup.agent = lambda *a, make=make, wrap=wrap: wrap(make(*a))
+        setup.run()
+        tables.append(setup.trainer._backend._table.detach().numpy())
+        samples = {row["rollout/samples"] for row in setup.rows()}
+        assert (samples == {32}) == (name == "one")
+    assert np.abs(tables[0]).max() > 0.1
+    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-5, atol=1e-5)
 
 
 VARIABLE = ["algo.groups_per_step=null", "algo.group_size=2"]

@@ -48,7 +48,8 @@ class RewardConfig(Section):
     key: NotEmpty | None = None
     """The reward function returns a dict, and this entry of it is the reward."""
     postprocess: ImportPath | None = None
-    """Function f(group) -> one reward for each of group.samples, called before anything else looks at them."""
+    """Function f(group) -> one reward for each of group.samples, called before anything else looks at them. Evaluation
+    reports the rewards as they were."""
     timeout_s: Seconds = Field(default=60.0, json_schema_extra=NOT_SEMANTIC)
     """Deadline of one call."""
 
@@ -65,7 +66,8 @@ class DynamicSamplingConfig(Section):
     """Times that more prompts are generated because too few groups were kept, before the run fails."""
     surplus: Literal["buffer", "discard"] = "buffer"
     """Groups kept beyond those needed. buffer: they are the first of the next step, one policy version older than the
-    others; what is older than that is dropped. discard: they are dropped."""
+    others, also in a synchronous run (the differences between engine and trainer then hold an update as well); what is
+    older than that is dropped. discard: they are dropped, and every sample is of the current version."""
     sample_filter: ImportPath | None = None
     """Function f(group) -> one bool for each of group.samples. A sample with false teaches nothing, and still counts in
     the baseline of its group and in the loss's denominator."""

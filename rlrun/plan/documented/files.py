@@ -22,8 +22,8 @@ CODES: dict[str, str] = {
         "are listed."
     ),
     "dataset-too-small": (
-        "A rollout draws algo.prompts_per_rollout different prompts, so the training file needs at least that "
-        "many rows; an evaluation file needs one."
+        "A rollout draws algo.prompts_per_rollout different prompts (times dynamic_sampling.over_sampling where groups "
+        "may be dropped), so the training file needs at least that many rows; an evaluation file needs one."
     ),
     "prompt-too-long": (
         "A prompt has more tokens, after the chat template, than rollout.max_prompt_tokens. Prompts are never "
