@@ -58,6 +58,7 @@ def policy_loss(tokens: Tokens, options: LossOptions) -> tuple[Tensor, dict[str,
     loss; pg_loss (with corrections, without entropy and KL); entropy (when given); kl_loss (without its coefficient;
     only with a reference); pg_clip_fraction (tokens that clipping changes); ppo_kl (k1 of old to current, old -
     logprobs); ratio_max; rollout_gap_sum and rollout_gap_max (|old - rollout|: the mismatch of trainer and engine);
+    log_ratio_abs_sum and log_ratio_abs_max (|logprobs - old|);
     importance_weight and importance_dropped (mean factor, and share of tokens with factor 0); opsm_dropped.
     """
     assert options.kl_coef == 0 or tokens.ref_logprobs is not None, "a KL penalty needs the reference's log-probs"
@@ -75,6 +76,8 @@ def policy_loss(tokens: Tokens, options: LossOptions) -> tuple[Tensor, dict[str,
         "ratio_max": _max_or_zero(ratio * given),
         "rollout_gap_sum": gap.abs().sum(),
         "rollout_gap_max": _max_or_zero(gap.abs()),
+        "log_ratio_abs_sum": log_ratio.abs().sum(),
+        "log_ratio_abs_max": _max_or_zero(log_ratio.abs()),
     }
     if options.importance is not None:
         factor = importance_factor(gap, given, tokens.lengths, options.importance)

@@ -10,12 +10,17 @@ ESTIMATES = {
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline (reward - mean)",
 }
 
+ONE_LINE = 88
+
 
 def loss_rows(a: AlgoPlan) -> list[tuple[str, str]]:
     """(label, text): always the loss, then what is not as usual."""
-    rows = [("loss", f"{_advantage(a)}, {_surrogate(a)}, {a.loss_aggregation}{_kl(a)}")]
+    advantage, loss = _advantage(a), f"{_surrogate(a)}, {a.loss_aggregation}{_kl(a)}"
+    rows = [("loss", f"{advantage}, {loss}")]
+    if len(rows[0][1]) > ONE_LINE:
+        rows = [("estimate", advantage), ("loss", loss)]
     if a.old_logprobs == "current":
-        text = "1 throughout: one optimizer step a rollout, so nothing is clipped and no old log-probs are computed"
+        text = "1 throughout (one optimizer step a rollout): never clipped, no pass for old log-probs"
         rows.append(("ratio", text))
     elif a.old_logprobs == "rollout":
         rows.append(("ratio", "over the log-probs of the engines"))

@@ -154,14 +154,15 @@ def _advantage_metrics(advantages: Sequence[np.ndarray], samples: Sequence[Sampl
 
 
 def _gap_metrics(algo: AlgoPlan, steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean and largest |trainer - engine| over the tokens that are trained on. Under the engine's own old log-probs the
-    trainer has given none before the update, and nothing is said."""
+    """Mean and largest |trainer before the update - engine| over the tokens that are trained on. Where the engine's own
+    log-probs are the old ones, the first optimizer step alone still has the weights from before the update."""
+    gap = "rollout_gap"
     if algo.old_logprobs == "rollout":
-        return {}
+        gap, steps = "log_ratio_abs", steps[:1]
     tokens = sum(s["num_tokens"] for s in steps)
     return {
-        "train/train_rollout_logprob_abs_diff": sum(s["rollout_gap_sum"] for s in steps) / max(tokens, 1),
-        "train/train_rollout_logprob_abs_diff_max": max(s["rollout_gap_max"] for s in steps),
+        "train/train_rollout_logprob_abs_diff": sum(s[f"{gap}_sum"] for s in steps) / max(tokens, 1),
+        "train/train_rollout_logprob_abs_diff_max": max(s[f"{gap}_max"] for s in steps),
     }
 
 

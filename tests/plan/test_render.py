@@ -97,6 +97,7 @@ def test_a_plan_fits_on_one_screen(demo):
           mode      synchronous (max_staleness 0), disaggregated
           length    prompt up to 1,024, response up to 1,024 tokens, temperature 1
           loss      grpo (reward - mean / std), clip 0.8..1.2, token_mean, KL 0.01 (low_var)
+          ratio     1 throughout (one optimizer step a rollout): never clipped, no pass for old log-probs
           lr        1e-05 constant, 200 optimizer steps in all
           weights   nccl, 300.4 kB bfloat16 each step, to each of 2 engines
           data      rows.jsonl, 64 rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 from dataclasses import replace
@@ -304,3 +305,49 @@ def test_an_engine_failure_ends_the_run_with_its_name(tmp_path):
     setup.engine.fail_next = 1
     with pytest.raises(RunFailed, match="engine 0"):
         setup.run()
+
+
+@pytest.mark.parametrize("old", ["trainer", "rollout"])
+def test_the_gap_between_trainer_and_engine_is_measured_whoever_gives_the_old_log_probs(tmp_path, old):
+    setup = Setup(tmp_path, "num_steps=1", f"algo.old_logprobs={old}")
+    sample = setup.engine._one
+
+    def off_by_a_tenth(request, seed):
+        completion = sample(request, seed)
+        return dataclasses.replace(completion, logprobs=tuple(p - 0.1 for p in completion.logprobs))
+
+    setup.engine._one = off_by_a_tenth
+    setup.run()
+    row = setup.rows()[-1]
+    assert row["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.1, abs=1e-5)
+    assert row["train/train_rollout_logprob_abs_diff_max"] == pytest.approx(0.1, abs=1e-5)
+
+
+def test_a_single_optimizer_step_needs_no_pass_before_it_and_learns_the_same(tmp_path):
+    """The plan leaves the pass out; with it put back, three steps end in the same table."""
+    one = ["num_steps=3", "algo.groups_per_step=4", "algo.kl_coef=0.1"]
+    without = Setup(tmp_path / "without", *one, run_dir=_made(tmp_path / "without"))
+    assert without.plan.algo.old_logprobs == "current"
+    asked = []
+    logprobs = without.trainer.logprobs
+    without.trainer.logprobs = lambda batches, model="policy": asked.append(model) or logprobs(batches, model)
+    without.run()
+    assert set(asked) == {"reference"}
+    put_back = Setup(tmp_path / "with", *one, run_dir=_made(tmp_path / "with"))
+    algo = dataclasses.replace(put_back.plan.algo, old_logprobs="trainer")
+    put_back.plan = dataclasses.replace(put_back.plan, algo=algo)
+    put_back.run()
+    ours, theirs = (s.trainer._backend._table.detach().numpy() for s in (without, put_back))
+    assert np.abs(ours).max() > 0.1
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_metrics_of_the_corrections_are_recorded(tmp_path):
+    words = ["algo.importance.correction=icepop", "algo.importance.veto=0.01", "algo.opsm_delta=1e-6"]
+    setup = Setup(tmp_path, "num_steps=1", *words)
+    setup.run()
+    row = setup.rows()[-1]
+    assert row["train/importance_weight"] == pytest.approx(1, abs=1e-5)
+    assert row["train/importance_dropped"] == 0
+    assert 0 < row["train/opsm_dropped"] < 1
+    assert row["train/advantage_abs_mean"] > 0

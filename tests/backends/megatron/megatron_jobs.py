@@ -81,6 +81,17 @@ def gradients(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: Trai
         return {"metrics": metrics, "gradients": exported(trainer)}
 
 
+def frozen_logprobs(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, batch: TrainBatch) -> dict[str, Any]:
+    """Of the models beside the policy, before and after a step of the policy."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        mine = share(batch, trainer.info.dp, plan.train.dp)
+        names = ("reference", "teacher")
+        before = {name: trainer.logprobs(mine, name) for name in names}
+        trainer.train_step(mine)
+        after = {name: trainer.logprobs(mine, name) for name in names}
+        return {"info": trainer.info, "before": before, "after": after}
+
+
 def export(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> dict[str, Any]:
     from rlrun.backends.megatron import mapping
 

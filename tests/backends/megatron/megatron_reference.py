@@ -12,7 +12,7 @@ from megatron_plans import SPEC
 from rlrun.algos.losses import Tokens, policy_loss
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.data.types import TrainBatch
-from rlrun.plan.types import AlgoPlan, OptimizerPlan
+from rlrun.plan.types import AlgoPlan, ModelSpec, OptimizerPlan
 
 install_torchvision_ops()
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
@@ -23,20 +23,20 @@ hf_logging.disable_progress_bar()
 TEMPERATURE = 0.7
 
 
-def make_checkpoint(directory: Path, tied: bool) -> str:
+def make_checkpoint(directory: Path, tied: bool, spec: ModelSpec = SPEC, seed: int = 7) -> str:
     """Weights far larger than an initialisation, norms away from 1: mistakes then show in the first digits."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=SPEC.vocab_size,
-        hidden_size=SPEC.hidden_size,
-        num_hidden_layers=SPEC.num_layers,
-        num_attention_heads=SPEC.num_heads,
-        num_key_value_heads=SPEC.num_kv_heads,
-        head_dim=SPEC.head_dim,
-        intermediate_size=SPEC.ffn_hidden_size,
-        rms_norm_eps=SPEC.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": SPEC.rope_theta},
-        max_position_embeddings=SPEC.max_position_embeddings,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        intermediate_size=spec.ffn_hidden_size,
+        rms_norm_eps=spec.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        max_position_embeddings=spec.max_position_embeddings,
         tie_word_embeddings=tied,
         initializer_range=0.15,
     )

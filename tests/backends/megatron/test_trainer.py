@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from megatron_plans import make_plan
+from megatron_plans import SPEC, make_plan
 
 from rlrun.algos.options import ImportanceOptions
+from rlrun.plan.types import TeacherPlan
 
 pytestmark = pytest.mark.engines
 
@@ -160,6 +161,31 @@ def test_other_losses_have_the_gradient_of_hugging_face_too(ranks, checkpoints, 
         assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
     for key, want in expected.items():
         assert relative(results[0]["gradients"][key], want) < 1e-4, key
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_a_reference_of_its_own_and_a_larger_teacher_score_the_samples(
+    ranks, checkpoints, reference, layout, tmp_path_factory
+):
+    import megatron_reference as hf
+
+    spec = replace(SPEC, hidden_size=64, num_layers=4, ffn_hidden_size=96)
+    teacher = hf.make_checkpoint(tmp_path_factory.mktemp("teacher"), tied=False, spec=spec)
+    other = hf.make_checkpoint(tmp_path_factory.mktemp("other"), tied=True, seed=8)
+    plan = make_plan(**LAYOUTS[layout])
+    held = TeacherPlan(teacher, replace(spec, tied_embeddings=False))
+    plan = replace(plan, algo=replace(plan.algo, reference_path=other, teacher=held))
+    batch = reference["tied"]["batches"][0]
+    for result in ranks.run(world(plan), "frozen_logprobs", plan, checkpoints["tied"], batch):
+        if not result["info"].reports:
+            continue
+        for name, directory in (("reference", other), ("teacher", teacher)):
+            model = hf.load(directory)
+            with torch.no_grad():
+                want = [hf.token_logprobs(model, t, hf.TEMPERATURE).numpy() for t in batch.tokens]
+            for values, after, expected in zip(result["before"][name], result["after"][name], want, strict=True):
+                assert np.abs(values - expected).max() < NEAR
+                assert np.array_equal(values, after)
 
 
 def test_old_log_probs_of_the_step_itself_are_those_of_a_pass_before_it(ranks, checkpoints, reference):
