@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rlrun.algos.advantages import grpo
+from rlrun.algos.advantages import Scored, estimator, spread
 
 REPEATS = 5
 
@@ -57,8 +57,10 @@ def main() -> None:
         token_rewards = torch.zeros(n, tokens)
         token_rewards[torch.arange(n), torch.from_numpy(lengths) - 1] = torch.from_numpy(rewards)
 
-        ours_ms, ours = best_of(lambda: grpo(rewards, group_ids, normalize_by_std=True))  # noqa: B023
-        spread_ms, _ = best_of(lambda: [a * m for a, m in zip(ours, masks, strict=True)])  # noqa: B023
+        scored = Scored(rewards, group_ids, np.arange(n), masks)
+        estimate = estimator("grpo", normalize_by_std=True, gamma=1.0)
+        ours_ms, ours = best_of(lambda: estimate(scored))  # noqa: B023
+        spread_ms, _ = best_of(lambda: spread(ours, masks))  # noqa: B023
         plain_ms, plain = best_of(lambda: plain_grpo(token_rewards, response_mask, group_ids))  # noqa: B023
         gap = np.abs(plain[:, 0].numpy() - ours).max()
         total = ours_ms + spread_ms

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from rlrun.agents.rewards import position_match
 from rlrun.algos.advantages import grpo
-from rlrun.algos.losses import policy_loss
+from rlrun.algos.losses import Tokens, policy_loss
+from rlrun.algos.options import LossOptions
 from rlrun.algos.weights import loss_weights
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.data.tiny_model import EOS_ID, PAD_ID, SPECIAL_TOKENS, START_ID, make_random_model
@@ -214,18 +215,27 @@ def optimize(
 ) -> None:
     """One optimizer step on rows that are one micro-batch."""
     weights = torch.from_numpy(np.stack(loss_weights(list(mask.numpy()), recipe.loss_aggregation)))
-    loss, _ = policy_loss(
-        token_logprobs(model, tokens).flatten(),
-        old.flatten(),
-        advantages[:, None].expand_as(mask).flatten(),
-        weights.flatten(),
-        None,
-        old.flatten(),
+    batch = Tokens(
+        logprobs=token_logprobs(model, tokens).flatten(),
+        advantages=advantages[:, None].expand_as(mask).flatten(),
+        loss_weights=weights.flatten(),
+        rollout_logprobs=old.flatten(),
+        lengths=torch.full((len(mask),), mask.shape[1]),
+        old_logprobs=old.flatten(),
+    )
+    options = LossOptions(
+        kind="ppo_clip",
         clip_low=recipe.clip_low,
         clip_high=recipe.clip_high,
+        dual_clip=None,
+        entropy_coef=0.0,
         kl_coef=0.0,
         kl_estimator="k3",
+        kl_unbiased=False,
+        importance=None,
+        opsm_delta=None,
     )
+    loss, _ = policy_loss(batch, options)
     optimizer.zero_grad()
     loss.backward()
     if recipe.clip_grad:

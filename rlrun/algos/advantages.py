@@ -173,7 +173,10 @@ def _by_rollout(
     """[n]: `compare(rewards, groups)` of the rollouts, each once, handed to all samples of the rollout; `penalised`
     first takes the penalties of all its tokens off its reward."""
     rewards = np.asarray(scored.rewards, np.float64)
-    _, first, rollout = np.unique(scored.rollouts, return_index=True, return_inverse=True)
+    if (np.diff(scored.rollouts) > 0).all():  # each a sample of its own, as agents of one turn give them
+        first = rollout = np.arange(len(rewards))
+    else:
+        _, first, rollout = np.unique(scored.rollouts, return_index=True, return_inverse=True)
     assert (rewards == rewards[first][rollout]).all(), "the samples of one rollout have different rewards"
     of_rollout = rewards[first]
     if penalised and scored.penalties is not None:

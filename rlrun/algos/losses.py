@@ -145,6 +145,12 @@ def _surrogate(tokens: Tokens, options: LossOptions) -> tuple[Tensor, Tensor, Te
     return torch.where(tokens.counts, pg, torch.zeros_like(pg)), torch.zeros_like(ratio), ratio
 
 
+def load(kind: str) -> None:
+    """Imports a loss of the user's own now, so that one which cannot be imported is known before the first step."""
+    if kind not in POLICY_LOSSES:
+        _own_loss(kind)
+
+
 @functools.cache
 def _own_loss(import_path: str) -> Callable[[Tokens, LossOptions], Tensor]:
     from rlrun.algos.custom import load_function

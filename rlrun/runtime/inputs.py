@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.agents.rewards import load_reward
+from rlrun.algos.advantages import estimator
 from rlrun.data.prompts import load_rows, tokenize_prompts
 from rlrun.data.types import Prompt
 from rlrun.errors import Problem, RlrunError
@@ -23,7 +24,9 @@ class Inputs:
 
 
 def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
-    """Raises RlrunError with the problems of both datasets together."""
+    """Raises RlrunError with the problems of both datasets together; RunFailed when an estimator of the user's own
+    cannot be imported."""
+    estimator(plan.algo.advantage, plan.algo.normalize_by_std, plan.algo.gamma)
     tokenizer = load_tokenizer(model_dir)
     prompts: dict[str, list[Prompt]] = {"train": [], "eval": []}
     problems: list[Problem] = []

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from policy_cases import PLAIN, importance, loss_by_the_book, part, random_tokens
 
 from rlrun.algos.kl import KL_ESTIMATORS, kl_estimate
-from rlrun.algos.losses import POLICY_LOSSES, Tokens, policy_loss
+from rlrun.algos.losses import POLICY_LOSSES, Tokens, load, policy_loss
 from rlrun.algos.weights import LOSS_WEIGHTS, loss_weights
 from rlrun.config.sections import algo as schema
 from rlrun.config.sections.algo import AlgoConfig
@@ -294,7 +294,8 @@ def test_a_loss_of_ones_own_is_weighted_and_corrected_like_ours():
     with pytest.raises(RunFailed, match=r"shape \(\) for 40 tokens"):
         policy_loss(tokens, replace(PLAIN, kind=f"{__name__}:wrong_shape"))
     with pytest.raises(RunFailed, match="no attribute 'gone'"):
-        policy_loss(tokens, replace(PLAIN, kind=f"{__name__}:gone"))
+        load(f"{__name__}:gone")
+    load("gspo")
 
 
 class TinyModel(torch.nn.Module):

@@ -82,8 +82,8 @@ def test_a_reference_counts_in_the_hash_by_its_content(tmp_path):
 def test_the_plan_says_what_is_not_as_usual():
     words = [
         QUICK, "algo=reinforce_plus_plus", "algo.gamma=0.99", "algo.loss=gspo", "algo.dual_clip=3",
-        "algo.entropy_coef=0.01", "algo.importance.correction=tis", "algo.importance.level=sequence", "algo.importance.veto=1e-4",
-        "algo.opsm_delta=0.1",
+        "algo.entropy_coef=0.01", "algo.importance.correction=tis", "algo.importance.level=sequence",
+        "algo.importance.veto=1e-4", "algo.opsm_delta=0.1",
     ]  # fmt: skip
     rows = dict(loss_rows(load_plan(words).algo))
     assert rows["estimate"] == "reinforce_plus_plus (return of each token), gamma 0.99, whitened"

@@ -351,3 +351,18 @@ def test_metrics_of_the_corrections_are_recorded(tmp_path):
     assert row["train/importance_dropped"] == 0
     assert 0 < row["train/opsm_dropped"] < 1
     assert row["train/advantage_abs_mean"] > 0
+
+
+def test_an_estimator_and_a_loss_of_ones_own_train(tmp_path, monkeypatch):
+    """REINFORCE with a constant baseline, written outside of rlrun and named in the configuration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_algorithm.py").write_text(
+        "def estimate(scored):\n    return scored.rewards - 0.1\n"
+        "def loss(tokens, options):\n    return -tokens.logprobs * tokens.advantages\n"
+    )
+    words = ["algo.advantage=own_algorithm:estimate", "algo.loss=own_algorithm:loss"]
+    setup = Setup(tmp_path, "num_steps=12", "eval.interval=12", *words)
+    setup.run()
+    rewards = [row["rollout/reward_mean"] for row in setup.rows() if row["step"] > 0]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.3

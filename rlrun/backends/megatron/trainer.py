@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rlrun.algos import losses
 from rlrun.backends.base import EngineAddress, RankInfo, Rendezvous, TrainMetrics
 from rlrun.backends.megatron import (
     _quiet,  # noqa: F401  (first: it imports Megatron without its warnings)
@@ -62,6 +63,7 @@ class MegatronTrainer:
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
         plan = self.plan
         self.model_dir = model_dir
+        losses.load(plan.algo.loss.kind)
         self.device = device.setup(plan)
         self.dtype = getattr(torch, plan.model.dtype)
         self.info = device.join(plan, rendezvous)
