@@ -29,7 +29,8 @@ class Inputs:
 def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
     """Raises RlrunError with the problems of both datasets together; RunFailed when an estimator of the user's own
     cannot be imported."""
-    estimator(plan.algo.advantage, plan.algo.normalize_by_std, plan.algo.gamma)
+    if plan.critic is None:  # gae is made of a critic's values, and not one of these
+        estimator(plan.algo.advantage, plan.algo.normalize_by_std, plan.algo.gamma)
     tokenizer = load_tokenizer(model_dir)
     prompts: dict[str, list[Prompt]] = {"train": [], "eval": []}
     problems: list[Problem] = []

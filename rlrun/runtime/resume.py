@@ -89,13 +89,14 @@ def _same_experiment(old: RunPlan, new: RunPlan) -> None:
         for key, values in differences(old.resolved_config, new.resolved_config).items()
         if (known := find_key(key)) is None or known.semantic
     }
-    constant = new.algo.optimizer.schedule == "constant"
-    if set(changed) == {"num_steps"} and constant:
+    optimizers = [new.algo.optimizer, *([new.critic.optimizer] if new.critic is not None else [])]
+    decaying = [o.schedule for o in optimizers if o.schedule != "constant"]
+    if set(changed) == {"num_steps"} and not decaying:
         return
     summary = "a resumed run would learn something else than the run it continues"
     if not changed:
         summary = f"the data or model behind the run changed: config {old.config_hash} is now {new.config_hash}"
-    elif "num_steps" in changed and not constant:
-        summary += f" (a {new.algo.optimizer.schedule} learning rate depends on num_steps)"
+    elif "num_steps" in changed and decaying:
+        summary += f" (a {decaying[0]} learning rate depends on num_steps)"
     where = tuple(Where("plan.json", f"{key}: {a}  ->  {b}") for key, (a, b) in changed.items())
     raise RlrunError(Problem("resume-changes-experiment", summary, where, hint="start a new run for a new experiment"))

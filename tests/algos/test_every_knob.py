@@ -26,6 +26,7 @@ LEARNED: dict[str, tuple[list[str], str]] = {
     "algo.advantage": ([], "algo.advantage=rloo"),
     "algo.normalize_by_std": ([], "algo.normalize_by_std=false"),
     "algo.gamma": (REINFORCE, "algo.gamma=0.5"),
+    "algo.gae_lambda": (["algo.advantage=gae"], "algo.gae_lambda=0.3"),
     "algo.whiten_advantages": ([], "algo.whiten_advantages=true"),
     "algo.group_size": ([], "algo.group_size=4"),
     "algo.prompts_per_rollout": ([], "algo.prompts_per_rollout=2"),

@@ -225,6 +225,17 @@ def test_ppo_stopped_and_resumed_equals_uninterrupted(tmp_path):
     assert second.trainer.digest() == whole.trainer.digest()
 
 
+@pytest.mark.parametrize("word", ["critic.lr=0.02", "critic.value_clip=0.001", "critic.critic_only_steps=1"])
+def test_a_key_of_the_critic_changes_what_is_learned(tmp_path, word):
+    digests = []
+    for name, words in (("plain", []), ("changed", [word])):
+        setup = Setup(tmp_path / name, "num_steps=3", *PPO, *words, run_dir=_made(tmp_path / name))
+        setup.run()
+        digests.append(setup.trainer.digest()[0])
+    assert digests[0]["critic_weights"] != digests[1]["critic_weights"] or "only" in word
+    assert digests[0]["weights"] != digests[1]["weights"]
+
+
 def test_a_value_loss_that_is_not_a_number_ends_the_run(tmp_path):
     setup = Setup(tmp_path, "num_steps=3", *PPO)
     step = setup.trainer.value_step

@@ -79,6 +79,11 @@ def test_more_steps_are_allowed_unless_the_learning_rate_depends_on_them(run_dir
     assert "a cosine learning rate depends on num_steps" in problem.summary
 
 
+def test_more_steps_are_refused_too_where_the_critics_learning_rate_depends_on_them(tmp_path):
+    folder = stopped(tmp_path, *QUICK, "algo=ppo", "critic.lr_schedule=linear", step=10)
+    assert "a linear learning rate depends on num_steps" in code_of(folder, "num_steps=40").summary
+
+
 def test_a_finished_run_says_so_and_how_to_go_on(tmp_path):
     folder = stopped(tmp_path, *QUICK, step=20)
     problem = code_of(folder)

@@ -222,9 +222,10 @@ def _optimizer_bytes(optimizer: MegatronOptimizer) -> Iterator[bytes]:
             for parameter in group["params"]:
                 yield _bytes(parameter)
                 state = inner.optimizer.state.get(parameter, {})
-                for key in ("step", "exp_avg", "exp_avg_sq"):
-                    # A state that is not there yet hashes like one at step 0, which it is.
-                    yield _bytes(state[key]) if key in state else b""
+                # A state that is not there yet hashes like one at step 0, which it is.
+                yield _bytes(state.get("step", torch.tensor(0.0)))
+                for key in ("exp_avg", "exp_avg_sq"):
+                    yield _bytes(state[key]) if key in state else _bytes(torch.zeros_like(parameter))
 
 
 def _bytes(tensor: Tensor) -> bytes:
