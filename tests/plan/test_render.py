@@ -131,7 +131,8 @@ def test_a_plan_fits_on_one_screen(demo):
           sync      [..........] 0.05 s
           step      62,800 tokens/s, 59 % bubble, mean staleness 0; 200 steps 0.46 hours, 3.7 GPU-hours
           assumed   mean prompt 512 tokens, response 512 (see rollout.expected_response_tokens), longest
-                    1,024; no rewards, evaluation, checkpoints; within a factor of two
+                    1,024; no rewards, evaluation, checkpoints; estimates came to 0.6 to 1.5 times published
+                    steps, and weight syncs are less sure
 
         Set away from the defaults
           num_steps                          100 -> 200                   command line
