@@ -1,4 +1,5 @@
-"""Writes train.jsonl and eval.jsonl beside this file: two digits to reverse, all hundred of them. No prompt is in both.
+"""Writes train.jsonl, eval.jsonl and sft.jsonl beside this file: two digits to reverse, all hundred of them. No prompt is
+in both of the first two. sft.jsonl has the prompts of train.jsonl with the responses to learn, for a warm start.
 
 python recipes/quickstart/make_data.py
 """
@@ -19,6 +20,8 @@ def main() -> None:
     folder = Path(__file__).parent
     (folder / "eval.jsonl").write_text("".join(rows[:EVAL_ROWS]), encoding="utf-8")
     (folder / "train.jsonl").write_text("".join(rows[EVAL_ROWS:]), encoding="utf-8")
+    shown = [json.dumps({"prompt": n, "response": n[::-1]}) + "\n" for n in numbers[EVAL_ROWS:]]
+    (folder / "sft.jsonl").write_text("".join(shown), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from rlrun.algos.segments import sequence_mean
 from rlrun.errors import RunFailed
 
 
+SFT = "sft"
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The N tokens of a micro-batch, sequence after sequence. All but `lengths` are [N], log-probs natural; only
@@ -60,7 +63,11 @@ def policy_loss(tokens: Tokens, options: LossOptions) -> tuple[Tensor, dict[str,
     logprobs); ratio_max; rollout_gap_sum and rollout_gap_max (|old - rollout|: the mismatch of trainer and engine);
     log_ratio_abs_sum and log_ratio_abs_max (|logprobs - old|);
     importance_weight and importance_dropped (mean factor, and share of tokens with factor 0); opsm_dropped.
+
+    With kind sft it is `likelihood_loss`.
     """
+    if options.kind == SFT:
+        return likelihood_loss(tokens, options)
     assert options.kl_coef == 0 or tokens.ref_logprobs is not None, "a KL penalty needs the reference's log-probs"
     assert options.entropy_coef == 0 or tokens.entropy is not None, "an entropy bonus needs the entropy"
     given = tokens.counts
@@ -101,6 +108,22 @@ def policy_loss(tokens: Tokens, options: LossOptions) -> tuple[Tensor, dict[str,
         metrics["kl_loss"] = (w * kl).sum()
         if options.kl_coef:
             loss = loss + options.kl_coef * metrics["kl_loss"]
+    metrics["loss"] = loss
+    return loss, {name: value.detach() for name, value in metrics.items()}
+
+
+def likelihood_loss(tokens: Tokens, options: LossOptions) -> tuple[Tensor, dict[str, Tensor]]:
+    """loss = sum_t w_t * (-logprobs_t - entropy_coef * H_t): the negative log-likelihood of given tokens. There is no
+    old policy, and nothing was rewarded. Metrics: loss; nll (without entropy); entropy (when given)."""
+    assert options.entropy_coef == 0 or tokens.entropy is not None, "an entropy bonus needs the entropy"
+    tokens = _masked(tokens)
+    w = tokens.loss_weights
+    loss = (w * -tokens.logprobs).sum()
+    metrics = {"nll": loss}
+    if tokens.entropy is not None:
+        metrics["entropy"] = (w * tokens.entropy).sum()
+        if options.entropy_coef:
+            loss = loss - options.entropy_coef * metrics["entropy"]
     metrics["loss"] = loss
     return loss, {name: value.detach() for name, value in metrics.items()}
 
@@ -147,7 +170,7 @@ def _surrogate(tokens: Tokens, options: LossOptions) -> tuple[Tensor, Tensor, Te
 
 def load(kind: str) -> None:
     """Imports a loss of the user's own now, so that one which cannot be imported is known before the first step."""
-    if kind not in POLICY_LOSSES:
+    if kind not in (*POLICY_LOSSES, SFT):
         _own_loss(kind)
 
 

@@ -18,7 +18,7 @@ class ImportanceOptions:
 
 @dataclass(frozen=True)
 class LossOptions:
-    kind: str  # ppo_clip | gspo | cispo | package.module:name
+    kind: str  # ppo_clip | gspo | cispo | package.module:name | sft
     clip_low: float
     clip_high: float
     dual_clip: float | None

@@ -43,7 +43,7 @@ class RunConfig(Section):
     placement: PlacementConfig = Field(json_schema_extra=NOT_SEMANTIC)
     async_mode: AsyncModeConfig
     data: DataConfig
-    reward: RewardConfig
+    reward: RewardConfig | None = None
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     trainer: TrainerConfig = Field(default=TrainerConfig(), json_schema_extra=NOT_SEMANTIC)
     weight_sync: WeightSyncConfig = Field(default=WeightSyncConfig(), json_schema_extra=NOT_SEMANTIC)

@@ -125,6 +125,7 @@ def _changed(c: Context) -> tuple[ChangedValue, ...]:
             or key.required
             or (key.path.startswith("model.architecture.") and key.default is None)  # a family's own sizes
             or (key.path.startswith("data.eval.") and c.config.data.eval is None)
+            or (key.path.startswith("reward.") and c.config.reward is None)
         ):
             continue
         value, origin = c.value(key.path), c.origins.of(key.path)

@@ -24,6 +24,7 @@ from rlrun.plan.rules import (
     policy,
     sampling,
     server_groups,
+    sft,
     time,
 )
 
@@ -32,6 +33,7 @@ Rule = Callable[[Context], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
     *algo.RULES,
     *policy.RULES,
+    *sft.RULES,
     *critic.RULES,
     *sampling.RULES,
     *placement.RULES,

@@ -21,7 +21,36 @@ from rlrun.plan.groups import Group, server_groups
 from rlrun.plan.model_spec import make_spec, read_architecture, spec_from_directory
 from rlrun.plan.types import ModelSpec
 
+SFT = "sft"
+"""The value of `algo.loss` with which given responses are learned."""
+
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class DatasetKeys:
+    """The fields of a row that are read; None when the algorithm has no use for one."""
+
+    prompt: str
+    label: str | None
+    response: str | None
+
+
+def dataset_keys(config: RunConfig | Partial, name: str) -> DatasetKeys:
+    """Of `data.train` or `data.eval`: supervised learning reads a response where a reward function reads a label."""
+    dataset = getattr(config.data, name)
+    try:
+        learns_responses = supervised(config.algo)
+    except Unreadable:  # the prompts can be judged without it
+        return DatasetKeys(dataset.prompt_key, None, None)
+    if learns_responses:
+        return DatasetKeys(dataset.prompt_key, None, dataset.response_key if name == "train" else None)
+    return DatasetKeys(dataset.prompt_key, dataset.label_key, None)
+
+
+def supervised(algo: Any) -> bool:
+    """Whether given responses are learned, rather than rewarded ones."""
+    return algo.loss == SFT
 
 
 @dataclass
@@ -129,7 +158,8 @@ class Context:
             return None
         if name not in self._scans:
             path = absolute(dataset.path)
-            self._scans[name] = scan(path, dataset.prompt_key, dataset.label_key, self._alphabet())
+            keys = dataset_keys(self.config, name)
+            self._scans[name] = scan(path, keys.prompt, keys.label, self._alphabet(), keys.response)
         return self._scans[name]
 
     def _alphabet(self) -> str | None:

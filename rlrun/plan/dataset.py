@@ -6,12 +6,20 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun.config.recall import recall, remember, stamp
 
 MOST_SHOWN = 5
 ROLES = ("system", "user", "assistant")
+
+
+class Fields(NamedTuple):
+    """The fields that are read of a row."""
+
+    prompt: str
+    label: str | None
+    response: str | None
 
 
 @dataclass(frozen=True)
@@ -34,19 +42,22 @@ class Scan:
     error: str | None = None
 
 
-def scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None = None) -> Scan:
+def scan(
+    path: str, prompt_key: str, label_key: str | None, alphabet: str | None = None, response_key: str | None = None
+) -> Scan:
     """Reads a JSONL file; blank lines are not rows. With `alphabet`, looks at the characters too. Never raises. The
     result is kept as long as the file stays as it is."""
-    key, files = ("scan", path, prompt_key, label_key, alphabet), {path: stamp(path)}
+    fields = Fields(prompt_key, label_key, response_key)
+    key, files = ("scan", path, fields, alphabet), {path: stamp(path)}
     known = recall(key)
     if known is None:
-        known = _scan(path, prompt_key, label_key, alphabet)
+        known = _scan(path, fields, alphabet)
         if known.error is None:
             remember(key, known, files)
     return known
 
 
-def _scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | None) -> Scan:
+def _scan(path: str, fields: Fields, alphabet: str | None) -> Scan:
     digest = hashlib.sha256()
     bad: list[BadRow] = []
     foreign: list[BadRow] = []
@@ -58,13 +69,14 @@ def _scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | Non
                 if not raw.strip():
                     continue
                 rows += 1
-                prompt, reason = _read_row(raw, prompt_key, label_key)
+                row, reason = _read_row(raw, fields)
                 if reason is not None:
                     num_bad += 1
                     if len(bad) < MOST_SHOWN:
                         bad.append(BadRow(number, reason))
                 elif alphabet is not None and len(foreign) < MOST_SHOWN:
-                    unknown = foreign_characters(prompt, alphabet)
+                    response = row[fields.response] if fields.response is not None else ""
+                    unknown = foreign_characters(row[fields.prompt], alphabet, response)
                     if unknown:
                         foreign.append(BadRow(number, unknown))
     except OSError as e:
@@ -72,8 +84,8 @@ def _scan(path: str, prompt_key: str, label_key: str | None, alphabet: str | Non
     return Scan(rows, digest.hexdigest(), tuple(bad), num_bad, tuple(foreign))
 
 
-def _read_row(raw: bytes, prompt_key: str, label_key: str | None) -> tuple[Any, str | None]:
-    """A row's prompt, and why it cannot be used (None when it can)."""
+def _read_row(raw: bytes, fields: Fields) -> tuple[Any, str | None]:
+    """A row, and why it cannot be used (None when it can)."""
     try:
         row = json.loads(raw.decode())
     except UnicodeDecodeError:
@@ -82,17 +94,22 @@ def _read_row(raw: bytes, prompt_key: str, label_key: str | None) -> tuple[Any, 
         return None, f"is not JSON: {e.msg} at column {e.colno}"
     if not isinstance(row, dict):
         return None, f"is a {type(row).__name__}, not an object"
-    for key in (prompt_key, label_key):
+    for key in fields:
         if key is not None and key not in row:
             return None, f"has no field `{key}`, only {', '.join(row) or 'an empty object'}"
-    fault = prompt_fault(row[prompt_key])
-    return row[prompt_key], f"has a `{prompt_key}` that {fault}" if fault else None
+    fault = prompt_fault(row[fields.prompt])
+    if fault:
+        return row, f"has a `{fields.prompt}` that {fault}"
+    if fields.response is not None and not (isinstance(row[fields.response], str) and row[fields.response]):
+        return row, f"has a `{fields.response}` that is {'empty' if row[fields.response] == '' else 'not a text'}"
+    return row, None
 
 
-def foreign_characters(prompt: Any, alphabet: str) -> str:
-    """The characters of a prompt that the alphabet lacks, in order. Special tokens are spelled out in neither."""
+def foreign_characters(prompt: Any, alphabet: str, response: str = "") -> str:
+    """The characters of a prompt and its response that the alphabet lacks, in order. Special tokens are spelled out in
+    neither."""
     texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-    characters = set(re.sub(r"<\|(endoftext|im_start|im_end)\|>", "", "".join(texts)))
+    characters = set(re.sub(r"<\|(endoftext|im_start|im_end)\|>", "", "".join([*texts, response])))
     return "".join(sorted(characters - set(alphabet)))
 
 

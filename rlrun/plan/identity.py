@@ -47,6 +47,8 @@ def config_hash(c: Context, dtype: str) -> str:
     values["model"]["dtype"] = dtype
     architecture = values["model"]["architecture"]  # without what other families have: old hashes stay as they were
     values["model"]["architecture"] = {name: value for name, value in architecture.items() if value is not None}
+    if values["data"]["train"]["response_key"] is None:
+        del values["data"]["train"]["response_key"]
     # Which frozen models there are decides what is learned; on how many GPUs each is served does not.
     values["rollout"]["models"] = {name: model["path"] for name, model in values["rollout"]["models"].items()}
     if not values["rollout"]["models"]:

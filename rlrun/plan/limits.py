@@ -53,10 +53,13 @@ def limits(plan: RunPlan) -> list[Limit]:
 
 
 def _mode(plan: RunPlan) -> list[Limit]:
-    if plan.placement_mode not in ("train_only", "rollout_only"):
+    if plan.placement_mode not in ("train_only", "rollout_only") or plan.algo.supervised:
         return []
-    hint = "use `rlrun plan`, or set placement.mode to colocated"
-    return [Limit("mode-not-runnable", f"a {plan.placement_mode} placement", hint)]
+    what, hint = f"a {plan.placement_mode} placement", "use `rlrun plan`, or set placement.mode to colocated"
+    if plan.placement_mode == "train_only":
+        what += f" with loss {plan.algo.loss.kind}, which learns from samples that nobody here generates"
+        hint += ", or algo.loss to sft with data.train.response_key"
+    return [Limit("mode-not-runnable", what, hint)]
 
 
 def _colocated_nodes(plan: RunPlan) -> list[Limit]:

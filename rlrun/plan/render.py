@@ -15,7 +15,7 @@ from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.render_placement import map_lines, map_rows
 from rlrun.plan.render_time import time_lines, time_title
-from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, GroupPlan, OptimizerPlan, RunPlan, SyncPlan
+from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, GroupPlan, OptimizerPlan, RewardPlan, RunPlan, SyncPlan
 
 WIDTH = 100
 JSON_SCHEMA = 1
@@ -179,7 +179,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         *(("critic", _critic(critic)) for critic in (plan.critic,) if critic is not None),
         *([("weights", _weights(plan, plan.sync))] if plan.sync is not None else []),
         ("data", _dataset(plan.data.train)),
-        ("reward", _reward(plan)),
+        *((("reward", _reward(plan.reward)),) if plan.reward is not None else ()),
         ("eval", _eval(plan)),
         ("track", f"mlflow experiment {plan.tracking.experiment}" if plan.tracking else "no MLflow"),
         ("save", _save(plan)),
@@ -194,6 +194,11 @@ def _model(plan: RunPlan) -> str:
 
 def _step(plan: RunPlan) -> str:
     b = plan.batch
+    if plan.algo.supervised:
+        rows = _n(b.prompts_per_rollout, "row")
+        if b.optimizer_steps_per_rollout > 1:
+            rows += f", {b.optimizer_steps_per_rollout} optimizer steps of {b.samples_per_step:,}"
+        return f"{rows}, {b.samples_per_rank:,} per dp rank; {plan.num_steps:,} steps"
     samples = (
         f"{_n(b.prompts_per_rollout, 'prompt')} x {_n(b.group_size, 'sample')} = {b.samples_per_rollout:,} samples"
     )
@@ -227,8 +232,7 @@ def _groups(plan: RunPlan) -> str:
     return "; ".join(words)
 
 
-def _reward(plan: RunPlan) -> str:
-    r = plan.reward
+def _reward(r: RewardPlan) -> str:
     key = f", entry {r.key}" if r.key is not None else ""
     return f"{r.function}{key}{f', then {r.postprocess}' if r.postprocess is not None else ''}"
 
@@ -263,6 +267,8 @@ def _batch(plan: RunPlan) -> str:
 
 
 def _mode(plan: RunPlan) -> str:
+    if plan.algo.supervised:
+        return f"supervised, {plan.placement_mode}"
     away = [name for name, on in (("engines", plan.rollout.offload), ("trainer", plan.train.offload)) if on]
     leaves = f", {' and '.join(away)} off the GPU while the other works" if away else ""
     return f"{_pace(plan)}, {plan.placement_mode}{leaves}"
@@ -282,6 +288,8 @@ def _length(plan: RunPlan) -> str:
     r = plan.rollout
     seeded = ", seeded" if r.seeded else ""
     lengths = f"prompt up to {r.max_prompt_tokens:,}, response up to {r.max_response_tokens:,} tokens"
+    if plan.algo.supervised:
+        return lengths
     return f"{lengths}{_overlong(plan)}, temperature {r.temperature:g}{seeded}"
 
 
@@ -311,7 +319,8 @@ def _weights(plan: RunPlan, sync: SyncPlan) -> str:
 
 
 def _dataset(dataset: DatasetPlan) -> str:
-    return f"{_path(dataset.path)}, {_n(dataset.num_rows, 'row')}"
+    learned = f", responses in `{dataset.response_key}`" if dataset.response_key is not None else ""
+    return f"{_path(dataset.path)}, {_n(dataset.num_rows, 'row')}{learned}"
 
 
 def _eval(plan: RunPlan) -> str:

@@ -15,6 +15,9 @@ ONE_LINE = 88
 
 def loss_rows(a: AlgoPlan) -> list[tuple[str, str]]:
     """(label, text): always the loss, then what is not as usual."""
+    if a.supervised:
+        entropy = f", entropy bonus {a.loss.entropy_coef:g}" if a.loss.entropy_coef else ""
+        return [("loss", f"sft: negative log-likelihood of the responses{entropy}, {_aggregation(a)}")]
     advantage, loss = _advantage(a), f"{_surrogate(a)}, {_aggregation(a)}{_kl(a)}"
     rows = [("loss", f"{advantage}, {loss}")]
     if len(rows[0][1]) > ONE_LINE:

@@ -91,7 +91,7 @@ class RunPlan:
     router: RouterPlan | None  # of the policy
     rollout: RolloutPlan
     data: DataPlan
-    reward: RewardPlan
+    reward: RewardPlan | None  # None with sft
     sync: SyncPlan | None  # None without a trainer or without engines
     eval: EvalPlan | None
     checkpoint: CheckpointPlan

@@ -9,7 +9,7 @@ from pydantic import Field
 from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, NotEmpty, Positive, Section, one_of_ours_or_a_path
 
 ADVANTAGES = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
-LOSSES = ("ppo_clip", "gspo", "cispo")
+LOSSES = ("ppo_clip", "gspo", "cispo", "sft")
 
 Coefficient = Annotated[float, Field(ge=0)]
 
@@ -53,14 +53,15 @@ class AlgoConfig(Section):
     group_size: Positive = 8
     """Samples drawn for each prompt."""
     prompts_per_rollout: Positive = 64
-    """Prompts drawn for each step of the loop."""
+    """Prompts (sft: rows of the data) drawn for each step of the loop."""
     groups_per_step: Positive | None = 64
     """Prompt groups in one optimizer step; divides prompts_per_rollout. null: one step on all groups of the rollout
     that were kept, however many those are (dynamic_sampling)."""
     loss: Annotated[str, Field(pattern=one_of_ours_or_a_path(*LOSSES))] = "ppo_clip"
     """Policy loss. ppo_clip: the clipped ratio of each token. gspo: the ratio of the sequence, the geometric mean over
     its tokens. cispo: log-prob times the clipped ratio, whose gradient is stopped. Or a function
-    f(tokens, options) -> [N] (rlrun.algos.losses.Tokens)."""
+    f(tokens, options) -> [N] (rlrun.algos.losses.Tokens). sft: no policy loss but the negative log-likelihood of given
+    responses, data.train.response_key, without engines and rewards (placement.mode train_only)."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """The policy ratio is clipped below at 1 - clip_low; 1 clips nothing below."""
     clip_high: Annotated[float, Field(gt=0)] = 0.2

@@ -29,8 +29,13 @@ class DatasetConfig(Section):
     """Field handed to the reward function as `label`."""
 
 
+class TrainDatasetConfig(DatasetConfig):
+    response_key: NotEmpty | None = None
+    """Field with the response to learn, a text. algo.loss=sft only, where it is needed."""
+
+
 class DataConfig(Section):
-    train: DatasetConfig
+    train: TrainDatasetConfig
     """Prompts to learn from."""
     eval: DatasetConfig | None = None
     """Prompts to measure on; needs eval.interval."""

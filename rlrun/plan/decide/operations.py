@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from rlrun.config.schema import RunConfig
-from rlrun.plan.context import Context, absolute
+from rlrun.plan.context import Context, absolute, dataset_keys
 from rlrun.plan.parts.operations import DataPlan, DatasetPlan, EvalPlan, RewardPlan, TrackingPlan
 
 
@@ -19,11 +19,14 @@ def _dataset(c: Context, name: str) -> DatasetPlan | None:
     dataset, rows = getattr(c.config.data, name), c.rows(name)
     if dataset is None or rows is None:
         return None
-    return DatasetPlan(absolute(dataset.path), dataset.prompt_key, dataset.label_key, rows.num_rows)
+    keys = dataset_keys(c.config, name)
+    return DatasetPlan(absolute(dataset.path), keys.prompt, keys.label, rows.num_rows, keys.response)
 
 
-def reward_plan(config: RunConfig) -> RewardPlan:
+def reward_plan(config: RunConfig) -> RewardPlan | None:
     r = config.reward
+    if r is None:
+        return None
     return RewardPlan(r.function, dict(r.arguments), float(r.timeout_s), r.key, r.postprocess)
 
 

@@ -7,7 +7,7 @@ from rlrun.config.schema import RunConfig
 from rlrun.config.sections.algo import AlgoConfig
 from rlrun.plan import batch, placement
 from rlrun.plan.attention import attention_share
-from rlrun.plan.context import Context, absolute
+from rlrun.plan.context import Context, absolute, supervised
 from rlrun.plan.parameters import stage_sizes
 from rlrun.plan.parts.model import ModelSpec
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TeacherPlan, TrainPlan
@@ -100,7 +100,9 @@ def _loss_options(a: AlgoConfig) -> LossOptions:
 
 def old_logprobs(a: AlgoConfig) -> str:
     """The trainer's pass before the update is left out where it would give what the update's own forward pass gives:
-    with a single optimizer step, and nothing that needs the values before it."""
+    with a single optimizer step, and nothing that needs the values before it. Supervised learning has no old policy."""
+    if supervised(a):
+        return "current"
     needed_before = a.kl_reward_coef > 0 or a.opd_coef > 0
     if a.old_logprobs == "trainer" and one_step_a_rollout(a) and not needed_before:
         return "current"

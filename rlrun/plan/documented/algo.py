@@ -60,6 +60,11 @@ CODES: dict[str, str] = {
         "critic.critic_only_steps is the number of steps at the beginning in which the policy stays as it is, so that "
         "the critic can learn its values first. It has to be smaller than num_steps."
     ),
+    "sft-needs-train-only": (
+        "algo.loss=sft learns the responses that are in the data. Nothing is generated, so engines would hold GPUs and "
+        "never be asked: placement.mode has to be train_only."
+    ),
+    "sft-group-size": "With algo.loss=sft a group is one row of the data, with its one response: algo.group_size is 1.",
     "stop-after-end": "stop_after is a step at which to stop early, and it lies behind the last step.",
     "eval-without-data": "eval.interval asks for evaluations, and data.eval names no prompts.",
     "eval-samples-equal": (

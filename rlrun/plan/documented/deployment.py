@@ -87,7 +87,10 @@ CODES: dict[str, str] = {
         "A rollout_only placement has no trainer: the run evaluates the model and ends. It therefore needs "
         "eval.interval and data.eval."
     ),
-    "mode-not-runnable": "train_only and rollout_only placements can be planned, and not yet run.",
+    "mode-not-runnable": (
+        "train_only placements run with algo.loss=sft; with another loss they, and rollout_only placements, can be planned "
+        "and not yet run."
+    ),
     "server-groups-not-runnable": (
         "Regular groups and placeholders run. Prefill, decode and encoder groups can be planned, and not yet run."
     ),

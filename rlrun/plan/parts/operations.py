@@ -10,8 +10,9 @@ from typing import Any
 class DatasetPlan:
     path: str  # absolute
     prompt_key: str
-    label_key: str | None
+    label_key: str | None  # None: nobody asks for a label
     num_rows: int
+    response_key: str | None = None  # with sft
 
 
 @dataclass(frozen=True)

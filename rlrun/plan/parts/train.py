@@ -89,6 +89,11 @@ class AlgoPlan:
     teacher: TeacherPlan | None = None
     loss_constant: int | None = None  # tokens, for loss_aggregation constant
 
+    @property
+    def supervised(self) -> bool:
+        """Whether given responses are learned: nothing is generated, rewarded or compared."""
+        return self.loss.kind == "sft"
+
 
 @dataclass(frozen=True)
 class BatchPlan:

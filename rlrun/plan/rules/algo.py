@@ -11,7 +11,7 @@ from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.batch import steps_per_rollout
 from rlrun.plan.context import Context
-from rlrun.plan.groups import has_trainer
+from rlrun.plan.groups import has_engines, has_trainer
 from rlrun.plan.placement import divisors, one_of
 
 MLFLOW_SCHEMES = ("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql", "databricks")
@@ -70,6 +70,8 @@ def evaluation(c: Context) -> Iterator[Problem]:
     if e.interval is None:
         if data is not None:
             hint = f"set eval.interval to {max(1, c.config.num_steps // 10)}, or data.eval to null"
+            if not has_engines(c.config.placement):  # rules/modes.py refuses an interval
+                hint = "set data.eval to null"
             summary = "data.eval is never used: evaluation is switched off"
             yield c.problem("inactive-key", summary, "data.eval.path", "eval.interval", hint=hint)
         for key in ("samples_per_prompt", "temperature", "top_p", "top_k", "max_prompts"):

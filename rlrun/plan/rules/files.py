@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.batch import first_draw
-from rlrun.plan.context import Context, absolute
+from rlrun.plan.context import Context, absolute, dataset_keys
 from rlrun.plan.dataset import foreign_characters
 from rlrun.plan.groups import has_engines
 from rlrun.plan.placement import ports
@@ -70,12 +70,14 @@ def _dataset(c: Context, name: str) -> Iterator[Problem]:
         named = (c.origins.where(key, written),)
         hint = f"correct line {', '.join(str(row.line) for row in rows.bad)}{more} of that file"
         if any("has no field" in row.reason for row in rows.bad):
-            hint += f", or set data.{name}.prompt_key and data.{name}.label_key to its fields"
+            other = "response_key" if dataset_keys(c.config, name).response is not None else "label_key"
+            hint += f", or set data.{name}.prompt_key and data.{name}.{other} to its fields"
         yield Problem("malformed-jsonl", f"{_short(written)}: {first}", where + named, hint)
     if rows.foreign:
         characters = "".join(sorted({character for row in rows.foreign for character in row.reason}))
         where = tuple(Where(f"{_short(written)}:{row.line}", repr(row.reason)) for row in rows.foreign)
-        summary = f"prompts contain {characters!r}, which model.alphabet does not have"
+        texts = "prompts or responses" if dataset_keys(c.config, name).response is not None else "prompts"
+        summary = f"{texts} contain {characters!r}, which model.alphabet does not have"
         named = (c.origins.where("model.alphabet", c.value("model.alphabet")),)
         yield Problem(
             "unknown-character", summary, where + named, "add the characters to model.alphabet, or change the file"
@@ -137,6 +139,8 @@ def reward(c: Context) -> Iterator[Problem]:
     """Imports the user's module for real: whatever it raises, the run would raise too."""
     from rlrun.agents.rewards import load_reward
 
+    if c.config.reward is None:  # rules/sft.py says when there has to be one
+        return
     function, arguments = c.config.reward.function, c.config.reward.arguments
     here = os.getcwd()
     if here not in sys.path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.errors import Problem
-from rlrun.plan.context import Context
+from rlrun.plan.context import Context, supervised
 from rlrun.plan.functions import find_function, refuses
 from rlrun.plan.rules.algo import inactive
 
@@ -31,6 +31,8 @@ def ratio_is_one(algo: Any) -> bool:
 
 
 def estimator(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     name = c.config.algo.advantage
     if name in COMPARING and c.config.algo.group_size < 2:
         summary = f"{name} compares the samples of a prompt with each other, so one sample has advantage 0"
@@ -47,6 +49,8 @@ def estimator(c: Context) -> Iterator[Problem]:
 
 
 def kl(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     a = c.config.algo
     if a.kl_coef > 0 and a.kl_reward_coef > 0:
         summary = f"the KL would count twice: {a.kl_coef:g} in the loss and {a.kl_reward_coef:g} in the rewards"
@@ -62,6 +66,8 @@ def kl(c: Context) -> Iterator[Problem]:
 
 
 def clipping(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     a = c.config.algo
     if a.dual_clip is not None and a.loss == "cispo":
         yield inactive(c, "algo.dual_clip", "bounds a clipped ratio's loss, and cispo bounds the ratio", "algo.loss")
@@ -73,6 +79,8 @@ def clipping(c: Context) -> Iterator[Problem]:
 
 
 def importance(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     a = c.config.algo
     i, prefix = a.importance, "algo.importance"
     if i.correction == "none":
@@ -93,6 +101,8 @@ def importance(c: Context) -> Iterator[Problem]:
 
 
 def distillation(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     a = c.config.algo
     if a.opd_coef > 0 and a.teacher_path is None:
         summary = "on-policy distillation needs a teacher"

@@ -12,12 +12,14 @@ from rlrun.config.origin import show
 from rlrun.config.sections.data import FILTERS
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.batch import drops_groups
-from rlrun.plan.context import Context
+from rlrun.plan.context import Context, supervised
 
 SECTION = "dynamic_sampling"
 
 
 def overlong(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     r = c.config.rollout
     if r.overlong != "penalize":
         for key in ("rollout.overlong_buffer_tokens", "rollout.overlong_penalty"):
@@ -39,6 +41,8 @@ def overlong(c: Context) -> Iterator[Problem]:
 
 
 def group_filter(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     d, a = c.config.dynamic_sampling, c.config.algo
     if d.filter == "drop_zero_variance" and a.group_size < 2:
         summary = "the rewards of a group of one are all equal, so no group would be kept"
@@ -47,6 +51,8 @@ def group_filter(c: Context) -> Iterator[Problem]:
 
 
 def over_sampling(c: Context) -> Iterator[Problem]:
+    if supervised(c.config.algo):
+        return  # rules/sft.py speaks of these keys
     d, a = c.config.dynamic_sampling, c.config.algo
     if not drops_groups(c.config):
         for name, why in (
@@ -73,6 +79,8 @@ def hooks(c: Context) -> Iterator[Problem]:
     from rlrun.agents.hooks import load_function
 
     for key in ("reward.postprocess", f"{SECTION}.filter", f"{SECTION}.sample_filter"):
+        if key.startswith("reward.") and c.config.reward is None:
+            continue
         path = c.value(key)
         if path is None or path in FILTERS:
             continue
