@@ -1,5 +1,5 @@
-"""Writes train.jsonl, eval.jsonl and sft.jsonl beside this file: two digits to reverse, all hundred of them. No prompt is
-in both of the first two. sft.jsonl has the prompts of train.jsonl with the responses to learn, for a warm start.
+"""Writes train.jsonl, eval.jsonl and sft.jsonl beside this file: two digits to reverse, all hundred of them. No prompt
+is in both of the first two. sft.jsonl has the prompts of train.jsonl with the responses to learn, for a warm start.
 
 python recipes/quickstart/make_data.py
 """

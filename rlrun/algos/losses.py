@@ -20,7 +20,6 @@ from rlrun.algos.options import LossOptions
 from rlrun.algos.segments import sequence_mean
 from rlrun.errors import RunFailed
 
-
 SFT = "sft"
 
 

@@ -21,15 +21,16 @@ class Row:
     line: int
     prompt: str | list[dict[str, str]]
     label: Any
+    response: str | None = None
 
 
-def load_rows(path: str, prompt_key: str, label_key: str | None) -> list[Row]:
+def load_rows(path: str, prompt_key: str, label_key: str | None, response_key: str | None = None) -> list[Row]:
     """All rows of a JSONL file, in order; blank lines are not rows.
 
     The plan has looked at every line, but perhaps not at this file as it is now: raises RlrunError `file-not-found`,
     or `malformed-jsonl` with the lines that cannot be used. None is skipped.
     """
-    found = scan(path, prompt_key, label_key)
+    found = scan(path, prompt_key, label_key, response_key=response_key)
     if found.error is not None:
         raise RlrunError(Problem("file-not-found", f"cannot read {path}: {found.error}", hint="correct the path"))
     if found.bad:
@@ -41,7 +42,8 @@ def load_rows(path: str, prompt_key: str, label_key: str | None) -> list[Row]:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
                 row = json.loads(raw)
-                rows.append(Row(number, row[prompt_key], row[label_key] if label_key is not None else None))
+                label, response = (row[key] if key is not None else None for key in (label_key, response_key))
+                rows.append(Row(number, row[prompt_key], label, response))
     return rows
 
 
@@ -72,6 +74,35 @@ def tokenize_prompts(
         where = _places(too_long[:MOST_SHOWN], len(too_long))
         raise RlrunError(Problem("prompt-too-long", summary, where, hint))
     return prompts
+
+
+def tokenize_responses(
+    rows: Sequence[Row], tokenizer: Any, max_response_tokens: int, path: str
+) -> list[tuple[int, ...]]:
+    """Token ids of each row's response and the end-of-sequence token: what an engine would have had to sample after the
+    prompt's ids. Apart from the prompt, whose last token would otherwise be another one than in generation.
+
+    Raises RlrunError `response-too-long` naming the rows: responses are never cut or left out.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        hint = "set eos_token in the model's tokenizer_config.json"
+        raise RlrunError(Problem("no-end-token", "the tokenizer has no end-of-sequence token", hint=hint))
+    responses = [(*tokenizer.encode(row.response, add_special_tokens=False), end) for row in rows]
+    too_long = [
+        Where(f"{path}:{row.line}", f"{len(ids)} tokens")
+        for row, ids in zip(rows, responses, strict=True)
+        if len(ids) > max_response_tokens
+    ]
+    if too_long:
+        longest = max(map(len, responses))
+        summary = (
+            f"{len(too_long)} of {len(rows)} responses have more than {max_response_tokens} tokens with their end, "
+            f"up to {longest}"
+        )
+        hint = f"set rollout.max_response_tokens to {longest}, or take these rows out of the file"
+        raise RlrunError(Problem("response-too-long", summary, _places(too_long[:MOST_SHOWN], len(too_long)), hint))
+    return responses
 
 
 def _places(shown: Sequence[Where], total: int) -> tuple[Where, ...]:
@@ -105,6 +136,11 @@ class PromptSource:
             taken += [self._prompts[i] for i in chosen]
             self._position += len(chosen)
         return taken
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the prompts so far."""
+        return self._epoch + self._position / len(self._prompts)
 
     def state_dict(self) -> dict[str, int]:
         """Where it is, and over how many prompts. Plain JSON."""

@@ -51,4 +51,5 @@ def load_groups(path: str) -> list[Group]:
 
 
 def _prompt(fields: dict[str, Any]) -> Prompt:
-    return Prompt(**{**fields, "messages": tuple(fields["messages"]), "token_ids": tuple(fields["token_ids"])})
+    lists = ("messages", "token_ids", "response_ids")
+    return Prompt(**{**fields, **{name: tuple(fields[name]) for name in lists if name in fields}})

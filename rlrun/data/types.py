@@ -22,6 +22,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    response_ids: tuple[int, ...] = ()
+    """The response to learn, with its end-of-sequence token; empty where responses are generated."""
 
 
 @dataclass

@@ -15,7 +15,16 @@ from rlrun.plan.render_loss import loss_rows
 from rlrun.plan.render_memory import memory_lines, memory_title
 from rlrun.plan.render_placement import map_lines, map_rows
 from rlrun.plan.render_time import time_lines, time_title
-from rlrun.plan.types import ChangedValue, CriticPlan, DatasetPlan, GroupPlan, OptimizerPlan, RewardPlan, RunPlan, SyncPlan
+from rlrun.plan.types import (
+    ChangedValue,
+    CriticPlan,
+    DatasetPlan,
+    GroupPlan,
+    OptimizerPlan,
+    RewardPlan,
+    RunPlan,
+    SyncPlan,
+)
 
 WIDTH = 100
 JSON_SCHEMA = 1

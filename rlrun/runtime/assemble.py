@@ -1,4 +1,5 @@
-"""The live parts of a run, put together: HTTP client, agents, prompt source, canary."""
+"""The live parts of a run, put together: HTTP client, agents, prompt source, canary. Without engines there is only the
+source."""
 
 from __future__ import annotations
 
@@ -32,15 +33,17 @@ def assemble(
     store: CheckpointStore,
     progress: Progress,
     runner: asyncio.Runner,
-    client: SglangClient,
+    client: SglangClient | None,
     mlflow_run_id: str | None,
 ) -> Run:
-    sync = plan.sync
+    sync, canary = plan.sync, None
+    if client is not None and sync is not None and sync.verify == "canary":
+        canary = _canary(plan, cluster, client, inputs, runner)
     return Run(
         plan=plan,
         trainer=cluster.trainer,
-        agent=_agent(plan, client, inputs, "train"),
-        eval_agent=_agent(plan, client, inputs, "eval") if plan.eval is not None else None,
+        agent=_agent(plan, client, inputs, "train") if client is not None else None,
+        eval_agent=_agent(plan, client, inputs, "eval") if client is not None and plan.eval is not None else None,
         source=PromptSource(inputs.train, plan.data.shuffle, plan.seed),
         eval_prompts=inputs.eval,
         tracker=trackers,
@@ -48,13 +51,15 @@ def assemble(
         progress=progress,
         guard=cluster.supervisor.guard,
         runner=runner,
-        canary=_canary(plan, cluster, client, inputs, runner) if sync is not None and sync.verify == "canary" else None,
+        canary=canary,
         mlflow_run_id=mlflow_run_id,
         hooks=inputs.hooks,
     )
 
 
 def _agent(plan: RunPlan, client: SglangClient, inputs: Inputs, stream: str) -> SingleTurn:
+    assert plan.reward is not None, "samples without a reward"
+    assert inputs.reward is not None
     evaluating = plan.eval if stream == "eval" else None
     return SingleTurn(
         client,

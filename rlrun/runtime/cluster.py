@@ -179,7 +179,10 @@ class Cluster:
         for note in infos[0].notes:
             self._report(note)
         self.engines = self.supervisor.wait_all(starts, "starting", deadline)
-        self._report(f"{len(starts)} SGLang engine{'s' * (len(starts) > 1)} ready ({time.monotonic() - began:.0f} s)")
+        if starts:
+            self._report(
+                f"{len(starts)} SGLang engine{'s' * (len(starts) > 1)} ready ({time.monotonic() - began:.0f} s)"
+            )
         for engine, actor in zip(plan.engines, self._engine_actors, strict=True):
             self.supervisor.watch(f"engine {engine.index}", actor.wait_exit.remote())
         self._start_router(log_dir)

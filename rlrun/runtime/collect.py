@@ -36,6 +36,7 @@ async def _collect(run: Run, step: int) -> tuple[list[Group], dict[str, float]]:
     position = tokens = rounds = 0
     while len(kept) < need and rounds <= sampling.max_refills:
         prompts = run.source.take(math.ceil(draw * sampling.over_sampling))
+        assert run.agent is not None, "nothing is generated"
         groups = await run.agent.collect(prompts, step=step, first_position=position)
         _check_versions(run, groups, step)
         position, rounds = position + len(prompts), rounds + 1

@@ -4,13 +4,13 @@ reward that does not import is a configuration error, not a failed run."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlrun.agents.hooks import load_group_filter, load_postprocess, load_sample_filter
 from rlrun.agents.rewards import load_reward
 from rlrun.algos.advantages import estimator
-from rlrun.data.prompts import load_rows, tokenize_prompts
+from rlrun.data.prompts import load_rows, tokenize_prompts, tokenize_responses
 from rlrun.data.selection import Hooks
 from rlrun.data.types import Prompt
 from rlrun.errors import Problem, RlrunError
@@ -22,7 +22,7 @@ class Inputs:
     tokenizer: Any
     train: list[Prompt]
     eval: list[Prompt]
-    reward: Callable[[Prompt, str, Any], float]
+    reward: Callable[[Prompt, str, Any], float] | None  # None when nothing is rewarded
     hooks: Hooks
 
 
@@ -44,13 +44,15 @@ def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
         raise RlrunError(problems)
     if plan.eval is not None and plan.eval.max_prompts is not None:
         prompts["eval"] = prompts["eval"][: plan.eval.max_prompts]
-    reward = load_reward(plan.reward.function, plan.reward.arguments, plan.reward.key)
+    reward = None
+    if plan.reward is not None:
+        reward = load_reward(plan.reward.function, plan.reward.arguments, plan.reward.key)
     return Inputs(tokenizer, prompts["train"], prompts["eval"], reward, load_hooks(plan))
 
 
 def load_hooks(plan: RunPlan) -> Hooks:
     """The user's functions that look at groups; the plan has imported them before."""
-    s, postprocess = plan.sampling, plan.reward.postprocess
+    s, postprocess = plan.sampling, plan.reward.postprocess if plan.reward is not None else None
     return Hooks(
         postprocess=load_postprocess(postprocess) if postprocess is not None else None,
         group_filter=load_group_filter(s.filter) if ":" in s.filter else None,
@@ -68,5 +70,20 @@ def load_tokenizer(model_dir: str) -> Any:
 
 
 def _prompts(plan: RunPlan, dataset: DatasetPlan, tokenizer: Any) -> list[Prompt]:
-    rows = load_rows(dataset.path, dataset.prompt_key, dataset.label_key)
-    return tokenize_prompts(rows, tokenizer, plan.data.system_prompt, plan.rollout.max_prompt_tokens, dataset.path)
+    rows = load_rows(dataset.path, dataset.prompt_key, dataset.label_key, dataset.response_key)
+    limits, path = plan.rollout, dataset.path
+    prompts: list[Prompt] = []
+    responses: list[tuple[int, ...]] = []
+    problems: list[Problem] = []
+    try:
+        prompts = tokenize_prompts(rows, tokenizer, plan.data.system_prompt, limits.max_prompt_tokens, path)
+    except RlrunError as e:
+        problems += e.problems
+    try:
+        if dataset.response_key is not None:
+            responses = tokenize_responses(rows, tokenizer, limits.max_response_tokens, path)
+    except RlrunError as e:
+        problems += e.problems
+    if problems:
+        raise RlrunError(problems)
+    return [replace(p, response_ids=ids) for p, ids in zip(prompts, responses, strict=True)] if responses else prompts

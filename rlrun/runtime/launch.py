@@ -137,15 +137,19 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
 
     model_dir = stage_model(plan, start.run_dir)
     inputs = load_inputs(plan, model_dir)
-    progress.note(f"starting {len(plan.train.slots)} trainer and {len(plan.engines)} engine processes on {plan.device}")
+    ranks, engines = len(plan.train.slots), len(plan.engines)
+    and_engines = f" and {engines} engine" if engines else ""
+    noun = "process" if ranks + engines == 1 else "processes"
+    progress.note(f"starting {ranks} trainer{and_engines} {noun} on {plan.device}")
     with Cluster(plan, model_dir, start.run_dir, progress.note) as cluster, asyncio.Runner() as runner:
-        client = SglangClient(cluster.engines, cluster.router_url, plan.rollout)
+        client = SglangClient(cluster.engines, cluster.router_url, plan.rollout) if plan.engines else None
         trackers, outcome.mlflow_run_id = tracking.result()
         store = CheckpointStore(start.run_dir, plan.checkpoint.keep, plan.checkpoint.digest)
         run_ = assemble(
             plan, cluster, inputs, trackers, store, progress, runner, client, mlflow_run_id=outcome.mlflow_run_id
         )
-        cluster.trainer.connect_engines(cluster.engines)
+        if plan.sync is not None:
+            cluster.trainer.connect_engines(cluster.engines)
         outcome.startup_s = time.time() - outcome.began
         if start.state is not None and start.checkpoint is not None:
             _restore(run_, start.state, start.checkpoint, cluster)
@@ -153,7 +157,8 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
             train(run_)
         finally:
             outcome.step, outcome.checkpoint = run_.step, run_.last_checkpoint
-            runner.run(client.close())
+            if client is not None:
+                runner.run(client.close())
         if plan.checkpoint.hf_at_end and run_.step >= plan.num_steps:
             outcome.hf_checkpoint = os.path.join(start.run_dir, "hf")
             cluster.trainer.export_hf(outcome.hf_checkpoint)

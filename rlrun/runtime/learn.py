@@ -118,7 +118,7 @@ def update(run: Run, groups: list[Group], scores: Scores, given: Credit) -> dict
     plan, advantages = run.plan, given.advantages
     samples = [sample for group in groups for sample in group.samples]
     rollout_of = rollouts(samples, groups_of(groups))
-    steps = [_optimizer_step(run, samples, advantages, scores, chosen, rollout_of) for chosen in parts(plan, groups)]
+    steps = [optimizer_step(run, samples, advantages, scores, chosen, rollout_of) for chosen in parts(plan, groups)]
     metrics = {f"train/{name}": float(np.mean([s[name] for s in steps])) for name in MEANS if name in steps[0]}
     metrics["train/lr"] = steps[-1]["lr"]
     metrics["train/ratio_max"] = max(s["ratio_max"] for s in steps)
@@ -179,7 +179,7 @@ def _gap_metrics(algo: AlgoPlan, steps: Sequence[dict[str, float]]) -> dict[str,
     }
 
 
-def _optimizer_step(
+def optimizer_step(
     run: Run,
     samples: Sequence[Sample],
     advantages: Sequence[np.ndarray],

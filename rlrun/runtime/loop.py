@@ -2,7 +2,8 @@
 max_staleness 0 it waits for every publish: synchronous training.
 
 One pass is one step: draw prompts, generate and reward, log-probs (and a critic's values), advantages, optimizer steps
-(the critic's first), publish the new weights as policy_version == step, record. The parts it drives (trainer, agent)
+(the critic's first), publish the new weights as policy_version == step, record. Supervised learning has the rows of the
+data in place of generated samples, and nobody to publish to. The parts it drives (trainer, agent)
 are protocols, so the same loop runs in unit tests without Ray or engines.
 """
 
@@ -24,7 +25,7 @@ from rlrun.data.selection import Hooks
 from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
-from rlrun.runtime import critic
+from rlrun.runtime import critic, sft
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.collect import collect
 from rlrun.runtime.learn import credit, groups_of, logprobs, update, zero_variance
@@ -53,7 +54,7 @@ class Run:
 
     plan: RunPlan
     trainer: Trainer
-    agent: Agent
+    agent: Agent | None  # None when nothing is generated
     eval_agent: Agent | None
     source: PromptSource
     eval_prompts: Sequence[Prompt]
@@ -96,21 +97,16 @@ class Run:
 
 def train(run: Run) -> None:
     """Runs until the last step of the plan, or `stop_after`. Raises RunFailed; state on disk is then the last save."""
-    publish(run, run.step)
+    if run.plan.sync is not None:
+        publish(run, run.step)
     if run.step == 0 and run.plan.eval is not None and run.plan.eval.before_train:
         run.tracker.log(0, evaluate(run))
     while run.step < run.last_step:
         began = time.monotonic()
         run.seconds.clear()
         step = run.step + 1
-        with run.phase("generate"):
-            groups, collected = collect(run, step)
-        samples = [sample for group in groups for sample in group.samples]
-        metrics = learn(run, groups)
-        with run.phase("sync"):
-            metrics |= publish(run, step)
+        metrics = sft.step(run) if run.plan.algo.supervised else rollout_step(run, step)
         run.step = step
-        metrics |= collected | rollout_metrics(samples, version=step - 1)
         if _due(run, run.plan.eval.interval if run.plan.eval else None):
             with run.phase("eval"):
                 metrics |= evaluate(run)
@@ -119,16 +115,31 @@ def train(run: Run) -> None:
                 run.last_checkpoint = run.store.save(run.state(), run.trainer, run.buffer)
         metrics |= {f"perf/{name}_s": s for name, s in run.seconds.items()}
         metrics["perf/step_s"] = time.monotonic() - began
-        tokens = collected["rollout/response_tokens_generated"]
-        metrics["perf/response_tokens_per_s"] = tokens / max(run.seconds["generate"], 1e-9)
         run.tracker.log(step, metrics)
         run.progress.step(step, run.last_step, metrics)
     if not run.learned:
+        if run.plan.algo.supervised:
+            raise RunFailed(
+                "training", "no step had a gradient: every response is certain already", "give it other rows"
+            )
         raise RunFailed(
             "training",
             "no step had a gradient: in every prompt group all rewards were equal",
             "check the reward function on a few samples, or raise algo.group_size or rollout.temperature",
         )
+
+
+def rollout_step(run: Run, step: int) -> dict[str, float]:
+    """Generates, learns from what was rewarded, and publishes the new weights."""
+    with run.phase("generate"):
+        groups, collected = collect(run, step)
+    samples = [sample for group in groups for sample in group.samples]
+    metrics = learn(run, groups)
+    with run.phase("sync"):
+        metrics |= publish(run, step)
+    tokens = collected["rollout/response_tokens_generated"]
+    metrics["perf/response_tokens_per_s"] = tokens / max(run.seconds["generate"], 1e-9)
+    return metrics | collected | rollout_metrics(samples, version=step - 1)
 
 
 def _due(run: Run, interval: int | None, last: bool = False) -> bool:

@@ -12,7 +12,7 @@ from rlrun.errors import Problem, RlrunError
 from rlrun.plan.limits import limits
 from rlrun.plan.types import RunPlan
 
-NEEDED = ("ray", "torch", "megatron-core", "sglang", "transformers")
+NEEDED = ("ray", "torch", "megatron-core", "transformers")
 
 
 def versions() -> dict[str, str]:
@@ -39,6 +39,8 @@ def check_machine(plan: RunPlan) -> None:
     """Raises RlrunError with everything this machine, or this version, lacks for the plan."""
     problems = [Problem(limit.code, limit.what, hint=limit.hint) for limit in limits(plan)]
     needed = list(NEEDED)
+    if plan.sync is not None:
+        needed.append("sglang")
     if plan.tracking is not None:
         needed.append("mlflow")
     if plan.router is not None:

@@ -57,7 +57,7 @@ class Progress:
         done = max(step - self._first_step, 1)
         left = (time.monotonic() - began) / done * (last - step)
         self._status = (
-            f"step {step:>{len(str(last))}}/{last}  reward {metrics['rollout/reward_mean']:.3f}"
+            f"step {step:>{len(str(last))}}/{last}"
             f"{_shown(metrics)}  {metrics['perf/step_s']:.1f} s  left {duration(left)}"
         )
         if self._quiet:
@@ -72,9 +72,11 @@ class Progress:
 
 
 def _shown(metrics: dict[str, float]) -> str:
-    """What was learned in the step, as far as there is something: a critic may learn alone, or not exist."""
+    """What was learned in the step, as far as there is something: a critic may learn alone, or not exist, and given
+    responses have no reward."""
     parts = []
     for name, text in (
+        ("rollout/reward_mean", "reward {:.3f}"),
         ("train/loss", "loss {:+.4f}"),
         ("train/grad_norm", "grad {:.2f}"),
         ("train/value_loss", "value loss {:.4f}"),

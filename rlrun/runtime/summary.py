@@ -13,10 +13,11 @@ from rlrun.plan.render import render_failure, render_problems
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.progress import duration, shown
 from rlrun.tracking.base import RunStatus
-from rlrun.tracking.metrics import REWARD
+from rlrun.tracking.metrics import LOSS, REWARD
 
 REWARD_WINDOW = 5
-"""First and last steps whose mean reward is reported; half of them when a run has fewer than twice as many."""
+"""First and last steps whose mean reward (SFT: loss) is reported; half of them when a run has fewer than twice as
+many."""
 
 
 @dataclass
@@ -68,7 +69,8 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     rows = read_metrics(outcome.run_dir)
     rewards = [row[REWARD] for row in rows if REWARD in row]
     evals = [row["eval/reward_mean"] for row in rows if "eval/reward_mean" in row]
-    window = max(1, min(REWARD_WINDOW, len(rewards) // 2))
+    losses = [row[LOSS] for row in rows if LOSS in row] if outcome.plan.algo.supervised else []
+    window = max(1, min(REWARD_WINDOW, len(rewards or losses) // 2))
     error = outcome.error
     return {
         "status": outcome.status,
@@ -82,6 +84,8 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "reward_window": window,
         "first_reward_mean": _mean(rewards[:window]),
         "last_reward_mean": _mean(rewards[-window:]),
+        "first_loss_mean": _mean(losses[:window]),
+        "last_loss_mean": _mean(losses[-window:]),
         "eval_reward_first": evals[0] if evals else None,
         "eval_reward_last": evals[-1] if evals else None,
         "config_hash": outcome.plan.config_hash,
@@ -116,11 +120,10 @@ def print_outcome(outcome: Outcome) -> None:
     startup = f" ({duration(outcome.startup_s)} of it start-up)" if outcome.startup_s is not None else ""
     steps = f"step {outcome.step} of {outcome.plan.num_steps}"
     lines = [f"\n{word}: {outcome.plan.name}, {steps}, {duration(outcome.wall_s)}{startup}"]
-    if summary["first_reward_mean"] is not None:
-        lines.append(
-            f"  reward      {summary['first_reward_mean']:.3f} -> {summary['last_reward_mean']:.3f}"
-            f"   mean of the first and the last {_steps(summary['reward_window'])}"
-        )
+    trend = learned(summary)
+    if trend is not None:
+        name, change = trend
+        lines.append(f"  {name:<10}  {change}   mean of the first and the last {_steps(summary['reward_window'])}")
     if summary["eval_reward_first"] is not None:
         lines.append(f"  evaluation  {summary['eval_reward_first']:.3f} -> {summary['eval_reward_last']:.3f}")
     lines.append(f"  run         {run_dir}   summary.json, metrics.jsonl, logs/")
@@ -130,6 +133,15 @@ def print_outcome(outcome: Outcome) -> None:
         lines.append(f"  weights     {shown(outcome.hf_checkpoint)}   Hugging Face format")
     lines += ["Next", *_next_commands(outcome, run_dir)]
     print("\n".join(lines))
+
+
+def learned(summary: dict[str, Any]) -> tuple[str, str] | None:
+    """What is to go up or down (reward; the loss of given responses), and from where to where. None without a step."""
+    for name in ("reward", "loss"):
+        first, last = summary[f"first_{name}_mean"], summary[f"last_{name}_mean"]
+        if first is not None:
+            return name, f"{first:.3f} -> {last:.3f}"
+    return None
 
 
 def mlflow_command(uri: str) -> str:
@@ -152,6 +164,10 @@ def _next_commands(outcome: Outcome, run_dir: str) -> list[str]:
         name = outcome.plan.experiment or outcome.plan.name
         lr = outcome.plan.algo.optimizer.lr
         commands.append(f"  rlrun -m +experiment={name} algo.lr={lr / 2:g},{lr:g}")
+        if outcome.plan.algo.supervised and outcome.hf_checkpoint:
+            start = f"model.init=pretrained model.path={shown(outcome.hf_checkpoint)}"
+            alphabet = " model.alphabet=null" if outcome.plan.model.alphabet is not None else ""
+            commands.append(f"  rlrun plan +experiment=NAME {start}{alphabet}  # reinforcement learning from here")
     return commands
 
 

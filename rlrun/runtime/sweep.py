@@ -14,7 +14,7 @@ from rlrun.errors import EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError
 from rlrun.plan.types import RunPlan
 from rlrun.runtime import launch
 from rlrun.runtime.progress import shown
-from rlrun.runtime.summary import Outcome, mlflow_command, print_outcome, summarise
+from rlrun.runtime.summary import Outcome, learned, mlflow_command, print_outcome, summarise
 from rlrun.tracking.base import RunStatus
 
 
@@ -90,10 +90,8 @@ def print_table(names: Sequence[str], outcomes: Sequence[Outcome]) -> None:
             lines.append(f"  {name:<{width}}  not started")
             continue
         summary = summarise(outcome)
-        reward = "no step done"
-        if summary["first_reward_mean"] is not None:
-            reward = f"reward {summary['first_reward_mean']:.3f} -> {summary['last_reward_mean']:.3f}"
-        lines.append(f"  {name:<{width}}  {outcome.status:<9} {reward}  {shown(outcome.run_dir)}")
+        trend = " ".join(learned(summary) or ("no step done",))
+        lines.append(f"  {name:<{width}}  {outcome.status:<9} {trend}  {shown(outcome.run_dir)}")
     tracking = outcomes[0].plan.tracking if outcomes else None
     if tracking is not None:
         lines += ["Next", mlflow_command(tracking.uri)]

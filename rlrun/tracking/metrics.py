@@ -6,6 +6,7 @@ The step axis of all of them is the loop's step, from 1; evaluation before the f
 from __future__ import annotations
 
 REWARD = "rollout/reward_mean"
+LOSS = "train/loss"
 
 METRICS: dict[str, str] = {
     REWARD: "mean reward of the step's samples",
@@ -28,7 +29,8 @@ METRICS: dict[str, str] = {
     "rollout/dropped_stale": "buffered groups dropped because they had become too old",
     "rollout/removed": "share of samples that teach nothing (over-long, or by dynamic_sampling.sample_filter), 0..1",
     "rollout/staleness_max": "trainer version minus sample version, largest of the step",
-    "train/loss": "total loss, mean over the step's optimizer steps",
+    LOSS: "total loss, mean over the step's optimizer steps",
+    "train/nll": "negative log-likelihood of the given responses, nats (SFT)",
     "train/pg_loss": "policy part of the loss, after corrections",
     "train/kl_loss": "KL to the reference model in the loss, before kl_coef",
     "train/advantage_abs_mean": "mean size of the advantage, over the tokens in the loss",
@@ -49,6 +51,7 @@ METRICS: dict[str, str] = {
     "train/critic_lr": "learning rate of the critic's last optimizer step",
     "train/lr": "learning rate of the last optimizer step",
     "train/tokens": "tokens in the loss",
+    "train/epoch": "passes over the training rows so far (SFT)",
     "train/optimizer_steps": "optimizer steps taken since the run began",
     "train/train_rollout_logprob_abs_diff": "mean |trainer - engine| log-prob of the sampled tokens, before the update",
     "train/train_rollout_logprob_abs_diff_max": "largest such difference",
@@ -62,6 +65,7 @@ METRICS: dict[str, str] = {
     "perf/sync_s": "seconds of the weight sync",
     "perf/save_s": "seconds of the checkpoint, when one was made",
     "perf/eval_s": "seconds of the evaluation, when one was made",
+    "perf/train_tokens_per_s": "prompt and response tokens a second of the optimizer steps (SFT)",
     "perf/response_tokens_per_s": "response tokens generated a second of generation",
     "sync/bytes": "bytes sent to each engine",
     "sync/canary_abs_diff_max": "canary: largest engine-trainer log-prob difference on a fixed text",

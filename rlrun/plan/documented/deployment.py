@@ -88,8 +88,8 @@ CODES: dict[str, str] = {
         "eval.interval and data.eval."
     ),
     "mode-not-runnable": (
-        "train_only placements run with algo.loss=sft; with another loss they, and rollout_only placements, can be planned "
-        "and not yet run."
+        "train_only placements run with algo.loss=sft; with another loss they, and rollout_only placements, can be "
+        "planned, and not yet run."
     ),
     "server-groups-not-runnable": (
         "Regular groups and placeholders run. Prefill, decode and encoder groups can be planned, and not yet run."

@@ -18,8 +18,8 @@ CODES: dict[str, str] = {
     "file-not-found": ("A data file cannot be opened. Relative paths begin at the folder in which rlrun was started."),
     "malformed-jsonl": (
         "A data file is JSONL: every line is one JSON object with the field data.*.prompt_key (a text, or a "
-        "list of {role, content} messages) and, unless it is null, data.*.label_key. The first five bad lines "
-        "are listed."
+        "list of {role, content} messages) and, unless it is null, data.*.label_key. With algo.loss=sft it is "
+        "data.train.response_key instead of the label, a text. The first five bad lines are listed."
     ),
     "dataset-too-small": (
         "A rollout draws algo.prompts_per_rollout different prompts (times dynamic_sampling.over_sampling where groups "
@@ -28,6 +28,14 @@ CODES: dict[str, str] = {
     "prompt-too-long": (
         "A prompt has more tokens, after the chat template, than rollout.max_prompt_tokens. Prompts are never "
         "cut: a shortened problem is another problem."
+    ),
+    "response-too-long": (
+        "A response to learn has, with its end-of-sequence token, more tokens than rollout.max_response_tokens. "
+        "Responses are never cut: the model would learn to stop in the middle."
+    ),
+    "no-end-token": (
+        "The tokenizer names no end-of-sequence token, and a response to learn has to end with it: a model that never "
+        "saw the end of a response never stops."
     ),
     "reward-not-importable": (
         "The module of reward.function could not be imported, or has no function of that name. The exception "
