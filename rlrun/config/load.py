@@ -101,7 +101,8 @@ def _twin_of(loaded: Loaded, composition: Composition, asked: Override, groups: 
         word = asked.input_line or ""
         where = (Where(COMMAND_LINE, word), origins.where("placement.device", "cpu"))
         return replace(loaded, problems=(Problem("twin-of-cpu", summary, where, hint=f"leave out {word}"),))
-    tiny, data = (_file(groups, name) for name in (f"model/tiny_{config.model.family}", "data/quickstart"))
+    task = "quickstart_sft" if config.algo.loss == "sft" else "quickstart"
+    tiny, data = (_file(groups, name) for name in (f"model/tiny_{config.model.family}", f"data/{task}"))
     changes = cpu_twin(config, tiny, data, "rlrun.agents.rewards:position_match", origins.on_command_line)
     for key, value in changes.items():
         was = show(_value_at(loaded.values, key))

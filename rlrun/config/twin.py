@@ -4,8 +4,8 @@ One pure function: a configuration as composed in, the keys that get another val
 as it is (advantage, loss, KL, optimizer, async mode, weight transport, placement mode); what is scaled:
 
 * model: a random one of the same family, conf/model/tiny_<family>.yaml. A model that is random already stays.
-* data and reward: those of the quickstart, because the tiny model's alphabet cannot spell others. They stay where the
-  model stays.
+* data and reward: those of the quickstart, because the tiny model's alphabet cannot spell others; where given responses
+  are learned, those of quickstart_sft. They stay where the model stays.
 * trainer: at most two ranks. The largest of tp, pp, ep and dp becomes 2 (the first of them when equal) and the others
   1; experts are shared by data-parallel ranks, so ep 2 is dp 2 as well. Context parallelism becomes 1.
 * engines: at most two, of one slot each, or one of each server group, which all become regular (prefill and decode
@@ -153,8 +153,9 @@ def _task(s: _Scaled, data: Mapping[str, Any], reward: str) -> None:
         if s.config.eval.interval is not None and s.config.eval.max_prompts is None:
             s.put("eval.max_prompts", MOST_EVAL_PROMPTS)
     s.put("data.system_prompt", data.get("system_prompt"))
-    s.put("reward.function", reward)
-    s.put("reward.arguments", {})
+    if s.config.reward is not None:
+        s.put("reward.function", reward)
+        s.put("reward.arguments", {})
     s.put("rollout.stop", [])
     s.put("rollout.max_prompt_tokens", PROMPT_TOKENS)
     s.put("rollout.max_response_tokens", RESPONSE_TOKENS)

@@ -136,7 +136,8 @@ def test_a_key_of_the_optimizer_reaches_its_plan(key):
 def test_every_shipped_preset_is_an_algorithm_of_its_own():
     """Of keys whose effect is shown above; beside the experiment's own."""
     names = sorted(p.stem for p in (Path(__file__).parents[2] / "conf" / "algo").glob("*.yaml"))
-    plans = {name: load_plan(["+experiment=quickstart", f"algo={name}"]).algo for name in names}
+    bases = {"sft": "+experiment=quickstart_sft"}
+    plans = {name: load_plan([bases.get(name, "+experiment=quickstart"), f"algo={name}"]).algo for name in names}
     assert {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus"} <= set(plans)
     assert {name: plan.name for name, plan in plans.items()} == {name: name for name in names}
     assert len({dataclasses.replace(plan, name="") for plan in plans.values()}) == len(plans)

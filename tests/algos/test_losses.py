@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from policy_cases import PLAIN, importance, loss_by_the_book, part, random_tokens
 
 from rlrun.algos.kl import KL_ESTIMATORS, kl_estimate
-from rlrun.algos.losses import POLICY_LOSSES, Tokens, load, policy_loss
+from rlrun.algos.losses import POLICY_LOSSES, SFT, Tokens, load, policy_loss
 from rlrun.algos.weights import LOSS_WEIGHTS, loss_weights
 from rlrun.config.sections import algo as schema
 from rlrun.config.sections.algo import AlgoConfig
@@ -270,9 +270,35 @@ def test_without_a_reference_there_is_no_kl():
         policy_loss(replace(tokens, entropy=None), replace(PLAIN, entropy_coef=0.1))
 
 
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.3])
+def test_supervised_learning_is_the_weighted_log_likelihood_and_nothing_else(entropy_coef):
+    """Whatever advantages, old and engine log-probs say; in parts too, because the weights are those of the step."""
+    tokens, options = random_tokens(11), replace(PLAIN, kind=SFT, entropy_coef=entropy_coef)
+    loss, metrics = policy_loss(tokens, options)
+    pairs = list(zip(tokens.loss_weights.tolist(), tokens.logprobs.tolist(), tokens.entropy.tolist(), strict=True))
+    nll = sum(-w * logprob for w, logprob, _ in pairs)
+    entropy = sum(w * h for w, _, h in pairs)
+    assert float(metrics["nll"]) == pytest.approx(nll, rel=1e-12)
+    assert float(loss) == pytest.approx(nll - entropy_coef * entropy, rel=1e-12)
+    assert set(metrics) == {"loss", "nll", "entropy"}
+    other = replace(tokens, advantages=-tokens.advantages, old_logprobs=None, rollout_logprobs=0 * tokens.logprobs)
+    assert torch.equal(policy_loss(other, options)[0], loss)
+    parts = sum(float(policy_loss(part(tokens, chosen), options)[0]) for chosen in ([0, 3], [1], [4, 2], []))
+    assert parts == pytest.approx(float(loss), rel=1e-12)
+    gradient, _ = gradients(tokens, options)
+    assert torch.equal(gradient, -tokens.loss_weights)
+
+
+def test_what_a_token_without_weight_holds_never_reaches_the_likelihood():
+    tokens = random_tokens(12)
+    unseen = torch.where(tokens.loss_weights == 0, torch.full_like(tokens.logprobs, -torch.inf), tokens.logprobs)
+    options = replace(PLAIN, kind=SFT)
+    assert torch.equal(policy_loss(replace(tokens, logprobs=unseen), options)[0], policy_loss(tokens, options)[0])
+
+
 def test_schema_offers_exactly_what_there_is():
     assert get_args(AlgoConfig.model_fields["kl_estimator"].annotation) == KL_ESTIMATORS
-    assert set(schema.LOSSES) == set(POLICY_LOSSES)
+    assert set(schema.LOSSES) == {*POLICY_LOSSES, SFT}
 
 
 def plain_reinforce(tokens, options):

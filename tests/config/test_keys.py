@@ -35,7 +35,7 @@ def test_a_default_section_has_the_defaults_of_its_class():
     [
         ("algo.group_size", "a whole number, at least 1"),
         ("algo.clip_low", "a number, above 0 and at most 1"),
-        ("algo.loss", "a text, one of ppo_clip, gspo, cispo, or a function such as package.module:name"),
+        ("algo.loss", "a text, one of ppo_clip, gspo, cispo, sft, or a function such as package.module:name"),
         ("rollout.port", "a whole number, at least 1024 and at most 65535 or null"),
         ("rollout.stop", "a list of texts"),
         ("algo.normalize_by_std", "true or false"),

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.data.prompts import PromptSource, Row, load_rows, tokenize_prompts
+from rlrun.data.prompts import PromptSource, Row, load_rows, tokenize_prompts, tokenize_responses
 from rlrun.data.types import Prompt
 from rlrun.errors import RlrunError
 
 
 class LetterTokenizer:
     """One token a character; the template spells out roles."""
+
+    eos_token_id: int | None = 0
 
     def apply_chat_template(self, messages, tokenize, add_generation_prompt):
         assert not tokenize
@@ -39,6 +41,48 @@ def test_rows_are_read_in_order_with_their_line_numbers(tmp_path):
     path = write(tmp_path / "d.jsonl", {"q": "1+1", "a": 2, "more": 0}, b"", {"q": messages, "a": None})
     assert load_rows(path, "q", "a") == [Row(1, "1+1", 2), Row(3, messages, None)]
     assert [row.label for row in load_rows(path, "q", None)] == [None, None]
+
+
+def test_responses_are_read_where_they_are_learned(tmp_path):
+    path = write(tmp_path / "d.jsonl", {"q": "1+1", "a": "2"}, {"q": "1+2", "a": "3"})
+    assert [(row.label, row.response) for row in load_rows(path, "q", None, "a")] == [(None, "2"), (None, "3")]
+
+
+@pytest.mark.parametrize("value", ["", 2, None, ["2"]])
+def test_a_response_that_is_no_text_is_named(tmp_path, value):
+    path = write(tmp_path / "d.jsonl", {"q": "1+1", "a": "2"}, {"q": "1+2", "a": value})
+    with pytest.raises(RlrunError) as caught:
+        load_rows(path, "q", None, "a")
+    (problem,) = caught.value.problems
+    assert problem.code == "malformed-jsonl"
+    assert problem.where[0].text == f"has a `a` that is {'empty' if value == '' else 'not a text'}"
+
+
+def test_a_response_ends_with_the_end_of_its_sequence():
+    rows = [Row(1, "a", None, "xy"), Row(2, "b", None, "z")]
+    assert tokenize_responses(rows, LetterTokenizer(), 3, "d.jsonl") == [(120, 121, 0), (122, 0)]
+
+
+def test_a_response_that_is_too_long_is_named_with_its_end_counted():
+    rows = [Row(1, "a", None, "xy"), Row(7, "b", None, "xyz"), Row(8, "c", None, "wxyz")]
+    with pytest.raises(RlrunError) as caught:
+        tokenize_responses(rows, LetterTokenizer(), 3, "d.jsonl")
+    (problem,) = caught.value.problems
+    assert problem.code == "response-too-long"
+    assert problem.summary == "2 of 3 responses have more than 3 tokens with their end, up to 5"
+    assert [(where.origin, where.text) for where in problem.where] == [
+        ("d.jsonl:7", "4 tokens"),
+        ("d.jsonl:8", "5 tokens"),
+    ]
+    assert problem.hint.startswith("set rollout.max_response_tokens to 5")
+    assert len(tokenize_responses(rows, LetterTokenizer(), 5, "d.jsonl")) == 3
+
+
+def test_a_tokenizer_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(LetterTokenizer, "eos_token_id", None)
+    with pytest.raises(RlrunError) as caught:
+        tokenize_responses([Row(1, "a", None, "b")], LetterTokenizer(), 3, "d.jsonl")
+    assert caught.value.problems[0].code == "no-end-token"
 
 
 def test_a_line_separator_inside_a_text_is_not_the_end_of_a_row(tmp_path):

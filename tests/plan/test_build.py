@@ -20,7 +20,8 @@ from weights_on_disk import qwen3_shapes, write_safetensors
 QUICK = "+experiment=quickstart"
 BIG = "+experiment=qwen3_grpo"
 EXPERIMENTS = sorted(p.stem for p in (shipped("conf") / "experiment").glob("*.yaml"))
-WITHOUT_ENGINES = ["train_8gpu"]  # the quickstart generates, and says how
+WITHOUT_ENGINES = {"train_8gpu": 4, "cpu_train": 1}
+"""Placements that only train -> data-parallel size. The quickstart generates, and says how."""
 NOT_FOR_IT = {*WITHOUT_ENGINES, "flash_16", "glm_64", "glm_128", "minimax_64", "moe_8"}
 """Placements for experts and sizes that the quickstart's model does not have; their own experiments are planned."""
 PLACEMENTS = sorted({p.stem for p in (shipped("conf") / "placement").glob("*.yaml")} - NOT_FOR_IT)
@@ -61,7 +62,7 @@ def test_the_device_decides_what_is_left_to_it():
 def test_a_placement_without_engines_has_a_trainer_and_nothing_to_send_weights_to(placement):
     plan = load_plan([BIG, f"placement={placement}"])
     assert (plan.engines, plan.router, plan.sync, plan.deployment.groups) == ((), None, None, ())
-    assert plan.train.dp == 4
+    assert plan.train.dp == WITHOUT_ENGINES[placement]
     assert plan_from_json(plan_to_json(plan)) == plan
 
 

@@ -23,7 +23,10 @@ BIG = "+experiment=qwen3_grpo"
 
 def on_gpus(experiment: str) -> list[str]:
     words = [f"+experiment={experiment}"]
-    return words if load_plan(words).device == "cuda" else [*words, "placement=gpu_1"]
+    plan = load_plan(words)
+    if plan.device == "cuda":
+        return words
+    return [*words, "placement=train_8gpu" if plan.placement_mode == "train_only" else "placement=gpu_1"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

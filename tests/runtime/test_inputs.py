@@ -10,7 +10,7 @@ from rlrun.errors import RunFailed
 from rlrun.plan.build import load_plan
 from rlrun.runtime import inputs
 
-PRESETS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "algo").glob("*.yaml"))
+PRESETS = sorted({path.stem for path in (Path(__file__).parents[2] / "conf" / "algo").glob("*.yaml")} - {"sft"})
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +22,10 @@ def no_tokenizer(monkeypatch):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_shipped_algorithm_finds_what_it_is_made_of(preset):
     assert callable(inputs.load_inputs(load_plan(["+experiment=quickstart", f"algo={preset}"]), "").reward)
+
+
+def test_given_responses_are_not_rewarded():
+    assert inputs.load_inputs(load_plan(["+experiment=quickstart_sft"]), "").reward is None
 
 
 def test_an_estimator_that_cannot_be_imported_ends_the_run_before_it_starts(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.batch import steps_per_rollout
-from rlrun.plan.context import Context
+from rlrun.plan.context import Context, supervised
 
 MODE = "async_mode"
 NAME, STALENESS, INTERVAL = f"{MODE}.name", f"{MODE}.max_staleness", f"{MODE}.weight_sync_interval"
@@ -70,7 +70,7 @@ def one_optimizer_step(c: Context) -> Iterator[Problem]:
     """Each further optimizer step of a rollout makes its samples older than max_staleness counts."""
     a, algo = c.config.async_mode, c.config.algo
     steps = steps_per_rollout(c.config)
-    if a.name != "sync" and steps > 1:
+    if a.name != "sync" and steps > 1 and not supervised(algo):  # rules/sft.py refuses every mode but sync
         summary = (
             f"{steps} optimizer steps a rollout make its last samples {steps - 1} updates older than max_staleness "
             f"{a.max_staleness} says"
