@@ -187,6 +187,7 @@ def _facts(plan: RunPlan) -> list[tuple[str, str]]:
         ("lr", _learning_rate(plan.algo.optimizer)),
         *(("critic", _critic(critic)) for critic in (plan.critic,) if critic is not None),
         *([("weights", _weights(plan, plan.sync))] if plan.sync is not None else []),
+        ("seed", _seed(plan)),
         ("data", _dataset(plan.data.train)),
         *((("reward", _reward(plan.reward)),) if plan.reward is not None else ()),
         ("eval", _eval(plan)),
@@ -325,6 +326,15 @@ def _weights(plan: RunPlan, sync: SyncPlan) -> str:
     receivers = sum(engine.model == "policy" for engine in plan.engines)
     to = f", to each of {receivers} engines" if receivers > 1 else ""
     return f"{how}, {_size(sync.total_bytes)} {plan.model.dtype} each step{to}{verify}"
+
+
+def _seed(plan: RunPlan) -> str:
+    """Which seed acts where; see `rlrun.backends.megatron.device`, `rlrun.data.prompts`, `rlrun.agents.single_turn`."""
+    uses = [f"trainer{' (+100 a pipeline stage)' if plan.train.pp > 1 else ''}"] if plan.train.slots else []
+    uses = ["initial weights"] * (plan.model.init == "random") + uses + ["data order by epoch"] * plan.data.shuffle
+    if plan.engines:
+        uses.append("every request by step and sample" if plan.rollout.seeded else "engine i (+i)")
+    return f"{plan.seed}: {', '.join(uses)}"
 
 
 def _dataset(dataset: DatasetPlan) -> str:

@@ -19,6 +19,7 @@ FILTERED = [
     "num_steps=4",
     "dynamic_sampling.filter=drop_zero_variance",
     "dynamic_sampling.over_sampling=2",
+    "dynamic_sampling.surplus=buffer",
     "dynamic_sampling.max_refills=20",
     "algo.loss_aggregation=rollout_mean",
     "tracking.enabled=false",

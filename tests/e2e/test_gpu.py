@@ -42,6 +42,16 @@ def test_one_gpu_colocated_learns(tmp_path):
     assert found["last_reward_mean"] > 2 * found["first_reward_mean"]
 
 
+@pytest.mark.skipif(gpus() < 1, reason="needs a GPU")
+def test_ppo_with_its_critic_on_the_same_gpu(tmp_path):
+    words = ["+experiment=quickstart", "placement=gpu_1", "algo=ppo", "num_steps=8", "tracking.enabled=false"]
+    command = run([*words, f"output_dir={tmp_path}"], tmp_path, deadline_s=500)
+    check(command, 8)
+    rows = [row for row in metrics(command.run_dir()) if "train/value_loss" in row]
+    assert len(rows) == 8
+    assert rows[-1]["train/value_loss"] < rows[0]["train/value_loss"]
+
+
 @pytest.mark.skipif(gpus() < 2, reason="needs two GPUs")
 def test_two_gpus_disaggregated_over_nccl_pass_the_canary(tmp_path):
     words = ["+experiment=quickstart", "placement=gpu_1", "placement.mode=disaggregated", "placement.gpus_per_node=2"]

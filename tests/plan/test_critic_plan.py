@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pinned import PINNED
 
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json
-from rlrun.plan.memory import GIB
+from rlrun.plan.layout import GIB
 from rlrun.plan.render import render_plan
 
 PPO = [*PINNED, "algo=ppo"]

@@ -106,6 +106,7 @@ def test_a_plan_fits_on_one_screen(demo):
           ratio     1 throughout (one optimizer step a rollout): never clipped, no pass for old log-probs
           lr        1e-05 constant, 200 optimizer steps in all
           weights   nccl, 300.4 kB bfloat16 each step, to each of 2 engines
+          seed      1234: initial weights, trainer, data order by epoch, engine i (+i)
           data      rows.jsonl, 64 rows
           reward    rlrun.agents.rewards:exact_match
           eval      never

@@ -211,7 +211,13 @@ def test_refilling_is_bounded_and_every_kept_group_is_used_once(worth, need, ove
     assert dropped + len(kept) == generated + len(buffer)
 
 
-LOOP = [DROP, "dynamic_sampling.over_sampling=1.5", "dynamic_sampling.max_refills=20", "rollout.max_response_tokens=4"]
+LOOP = [
+    DROP,
+    "dynamic_sampling.over_sampling=1.5",
+    "dynamic_sampling.max_refills=20",
+    "dynamic_sampling.surplus=buffer",
+    "rollout.max_response_tokens=4",
+]
 
 
 def test_a_filtered_run_stopped_and_resumed_equals_an_uninterrupted_one(tmp_path):

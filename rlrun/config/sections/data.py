@@ -69,10 +69,10 @@ class DynamicSamplingConfig(Section):
     """Prompts generated at a time, as a multiple of the groups still needed."""
     max_refills: NonNegative = 3
     """Times that more prompts are generated because too few groups were kept, before the run fails."""
-    surplus: Literal["buffer", "discard"] = "buffer"
-    """Groups kept beyond those needed. buffer: they are the first of the next step, one policy version older than the
-    others, also in a synchronous run (the differences between engine and trainer then hold an update as well); what is
-    older than that is dropped. discard: they are dropped, and every sample is of the current version."""
+    surplus: Literal["discard", "buffer"] = "discard"
+    """Groups kept beyond those needed. discard: they are dropped, and every sample is of the current version. buffer:
+    they are the first of the next step, one policy version older than the others, also in a synchronous run (the
+    differences between engine and trainer then hold an update as well); what is older than that is dropped."""
     sample_filter: ImportPath | None = None
     """Function f(group) -> one bool for each of group.samples. A sample with false teaches nothing, and still counts in
     the baseline of its group and in the loss's denominator."""

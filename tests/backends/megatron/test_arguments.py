@@ -73,10 +73,7 @@ def test_what_rlrun_always_sets_reaches_the_config():
     from rlrun.backends.megatron.model import transformer_config
 
     config = transformer_config(SPEC, train_plan(), torch.float32)
-    assert {name: getattr(config, name) for name in passed_on(train_plan(), "transformer")} == {
-        name: value for name, value in ALWAYS.items() if name != "grad_reduce_in_fp32"
-    }
-    assert passed_on(train_plan(), "ddp") == {"grad_reduce_in_fp32": True}
+    assert {name: getattr(config, name) for name in passed_on(train_plan(), "transformer")} == ALWAYS
 
 
 @pytest.fixture(scope="module")
