@@ -64,9 +64,9 @@ def test_one_row_of_a_preset_on_another_experiment_names_all_that_is_missing():
     with pytest.raises(RlrunError) as e:
         load_plan(["+experiment=quickstart", "algo=sft"])
     hints = {p.code: p.hint for p in e.value.problems}
-    assert hints["sft-needs-train-only"] == "set placement.mode to train_only"
+    assert hints["sft-needs-train-only"].startswith("set placement.mode to train_only; placement=cpu_train ")
     assert hints["sft-group-size"] == "set algo.group_size to 1"
-    assert hints["missing-value"].startswith("set data.train.response_key to the field of ")
+    assert hints["missing-value"].startswith("set data.train.response_key to the field ")
     assert hints["inactive-key"] == "set reward to null"
 
 

@@ -25,8 +25,9 @@ from rlrun.runtime.launch import write_plan
 from rlrun.runtime.loop import Run, train
 from rlrun.runtime.progress import Progress
 from rlrun.runtime.sft import sample_of
-from rlrun.runtime.summary import Outcome, learned, summarise
+from rlrun.runtime.summary import Outcome, learned, print_outcome, summarise
 from rlrun.runtime.supervise import Supervisor
+from rlrun.runtime.sweep import print_table
 from rlrun.tracking.base import JsonlTracker, Trackers
 
 PROMPT, VOCAB, EOS, LONGEST = 3, 13, 2, 4
@@ -239,7 +240,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_it_is_saved(tmp_path):
     assert setup.store.steps() == [1]
 
 
-def test_the_step_line_and_the_summary_speak_of_the_loss(tmp_path):
+def test_the_step_line_and_the_summary_speak_of_the_loss(tmp_path, capsys):
     stream = io.StringIO()
     setup = Setup(tmp_path, "num_steps=4", progress=Progress(stream))
     setup.run()
@@ -252,4 +253,12 @@ def test_the_step_line_and_the_summary_speak_of_the_loss(tmp_path):
     assert (summary["first_reward_mean"], summary["last_reward_mean"]) == (None, None)
     assert summary["first_loss_mean"] == pytest.approx(np.mean(losses[:2]))
     assert summary["last_loss_mean"] == pytest.approx(np.mean(losses[2:]))
-    assert learned(summary) == ("loss", f"{np.mean(losses[:2]):.3f} -> {np.mean(losses[2:]):.3f}")
+    change = f"{np.mean(losses[:2]):.3f} -> {np.mean(losses[2:]):.3f}"
+    assert learned(summary) == ("loss", change)
+    outcome.hf_checkpoint = str(tmp_path / "hf")
+    print_outcome(outcome)
+    text = capsys.readouterr().out
+    assert f"  loss        {change}   mean of the first and the last 2 steps" in text
+    assert f"rlrun plan +experiment=NAME model.init=pretrained model.path={tmp_path / 'hf'} model.alphabet=null" in text
+    print_table(["algo.lr=1"], [outcome])
+    assert f"finished  loss {change}  " in capsys.readouterr().out

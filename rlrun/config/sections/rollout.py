@@ -42,7 +42,8 @@ class RolloutConfig(Section):
     max_prompt_tokens: Positive = 1024
     """Longest prompt after the chat template; longer ones are an error, named by row."""
     max_response_tokens: Positive = 1024
-    """Most tokens generated for one sample."""
+    """Most tokens generated for one sample. sft: longest response, with its end; longer ones are an error, named by
+    row."""
     expected_response_tokens: Positive | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
     """Mean tokens of a response, for the plan's estimate of time and its check of deadlines; null takes half of
     max_response_tokens. cuda only."""

@@ -55,7 +55,7 @@ USELESS = {
 def placement(c: Context) -> Iterator[Problem]:
     if supervised(c.config.algo) and has_engines(c.config.placement):
         summary = f"sft learns given responses, and a {c.config.placement.mode} placement has engines to generate some"
-        hint = f"set {MODE} to train_only"
+        hint = f"set {MODE} to train_only; placement=cpu_train and placement=train_8gpu have it"
         yield c.problem("sft-needs-train-only", summary, MODE, LOSS, hint=hint)
 
 
@@ -68,7 +68,7 @@ def responses(c: Context) -> Iterator[Problem]:
             yield c.problem("inactive-key", summary, RESPONSE, LOSS, hint=hint)
         return
     if written is None:
-        hint = f"set {RESPONSE} to the field of {c.config.data.train.path} that holds the response"
+        hint = f"set {RESPONSE} to the field of the rows that holds the response"
         yield c.problem("missing-value", f"sft needs {RESPONSE}", RESPONSE, LOSS, hint=hint)
     if c.changed(LABEL):
         yield _inactive(c, LABEL, "is for a reward function, and sft has none")
@@ -79,7 +79,10 @@ def rewards(c: Context) -> Iterator[Problem]:
     if supervised(c.config.algo):
         if reward is not None:
             summary = "nothing is rewarded with sft"
-            yield c.problem("inactive-key", summary, "reward.function", LOSS, hint="set reward to null")
+            try:
+                yield c.problem("inactive-key", summary, "reward.function", LOSS, hint="set reward to null")
+            except Unreadable:  # there are other keys of reward, and that one is missing
+                yield c.problem("inactive-key", summary, LOSS, hint="set reward to null")
     elif reward is None:
         summary = f"reward has no value, and loss {c.config.algo.loss} learns from rewards"
         hint = f"set reward.function to {all_keys()['reward.function'].expected}, or start from +experiment=NAME"
@@ -96,7 +99,8 @@ def one_sample(c: Context) -> Iterator[Problem]:
 def useless(c: Context) -> Iterator[Problem]:
     if not supervised(c.config.algo):
         return
-    for key, why in USELESS.items():
+    lengths = {"rollout.expected_response_tokens": SAMPLES} if c.config.placement.device == "cuda" else {}
+    for key, why in (USELESS | lengths).items():  # on cpu nobody reads the length, and rules/engines.py says so
         try:
             if c.changed(key):
                 yield _inactive(c, key, why)
