@@ -44,6 +44,7 @@ class RunConfig(Section):
     async_mode: AsyncModeConfig
     data: DataConfig
     reward: RewardConfig | None = None
+    """What a sample is worth. Needed, unless algo.loss is sft, which rewards nothing."""
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     trainer: TrainerConfig = Field(default=TrainerConfig(), json_schema_extra=NOT_SEMANTIC)
     weight_sync: WeightSyncConfig = Field(default=WeightSyncConfig(), json_schema_extra=NOT_SEMANTIC)

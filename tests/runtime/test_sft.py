@@ -18,8 +18,9 @@ from rlrun.backends.base import Rendezvous
 from rlrun.backends.fake import STEP_SIZE, FakeEngine, FakeTrainer
 from rlrun.data.prompts import PromptSource
 from rlrun.data.types import Prompt
-from rlrun.errors import RunFailed
+from rlrun.errors import RlrunError, RunFailed
 from rlrun.plan.build import load_plan
+from rlrun.runtime import inputs
 from rlrun.runtime.checkpoint import CheckpointStore
 from rlrun.runtime.launch import write_plan
 from rlrun.runtime.loop import Run, train
@@ -222,6 +223,33 @@ def test_a_row_becomes_a_sample_whose_response_alone_counts(prompt, response):
     assert sample.tokens.tolist() == [*prompt, *response, EOS]
     assert sample.loss_mask.tolist() == [0] * len(prompt) + [1] * (len(response) + 1)
     assert (sample.prompt_length, sample.response_length, sample.prompt_id) == (len(prompt), len(response) + 1, 5)
+
+
+class Letters:
+    """One token a character."""
+
+    eos_token_id = EOS
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        return ">".join(m["content"] for m in messages) + ">"
+
+    def encode(self, text, add_special_tokens):
+        return [ord(c) for c in text]
+
+
+def test_rows_are_tokenized_once_as_generation_would_see_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "load_tokenizer", lambda folder: Letters())
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "response": "21"}\n{"prompt": "3", "response": "3"}\n')
+    words = [f"data.train.path={tmp_path}/rows.jsonl", "algo.prompts_per_rollout=2"]
+    read = inputs.load_inputs(load_plan([*BASE, *words]), "")
+    found = [("".join(map(chr, p.token_ids)), p.response_ids) for p in read.train]
+    assert found == [("12>", (ord("2"), ord("1"), EOS)), ("3>", (ord("3"), EOS))]
+    assert (read.reward, read.eval) == (None, [])
+    short = load_plan([*BASE, *words, "rollout.max_prompt_tokens=2", "rollout.max_response_tokens=1"])
+    with pytest.raises(RlrunError) as e:
+        inputs.load_inputs(short, "")
+    assert [p.code for p in e.value.problems] == ["prompt-too-long", "response-too-long"]
+    assert [len(p.where) for p in e.value.problems] == [1, 2]
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_before_it_is_saved(tmp_path):
