@@ -16,9 +16,6 @@ def expert_fields(moe: MoeSpec, train: TrainPlan) -> dict[str, Any]:
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
         "moe_router_score_function": "softmax",
         "moe_router_pre_softmax": False,  # over the chosen ones: the same as over all and then renormalised
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": False,
         "expert_model_parallel_size": train.ep,
         "expert_tensor_parallel_size": train.etp,

@@ -134,6 +134,9 @@ ALWAYS: dict[str, Any] = {
     "moe_token_dispatcher_type": "alltoall",
     # With Megatron's own rate the router's selection bias would drift at every step, behind the loss.
     "moe_router_bias_update_rate": 0.0,
+    # Nothing beside the policy's loss moves a router, unless a run asks for it.
+    "moe_router_load_balancing_type": "none",
+    "moe_router_dtype": "fp32",
     "transformer_impl": "local",
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,

@@ -83,6 +83,15 @@ CODES: dict[str, str] = {
         "On a CPU the KV cache has no natural limit, and SGLang would allocate 16 GB. "
         "rollout.sglang.max_total_tokens gives its size in tokens; shipped cpu placements set it."
     ),
+    "sequence-parallel-needed": (
+        "Megatron-core trains experts on tensor-parallel ranks only when the ranks share the sequence between the "
+        "layers. It would refuse in the first step."
+    ),
+    "token-cap-too-small": (
+        "trainer.max_tokens_per_gpu (times cp) is the size of a packed micro-batch. A sample that is longer goes "
+        "alone; when a prompt already is, nothing is packed any more. Memory for the longest sample is needed in any "
+        "case, so a cap that holds it costs nothing."
+    ),
     "kv-cache-too-small": (
         "rollout.sglang.max_total_tokens has to hold at least one sample of the longest prompt and response, "
         "or such a request would never be scheduled. Several times that much lets samples be decoded "

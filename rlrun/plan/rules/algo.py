@@ -122,6 +122,21 @@ def batching(c: Context) -> Iterator[Problem]:
         yield inactive(c, f"trainer.{other}", f"has no part in {kind} batching", "trainer.batching")
 
 
+def token_cap(c: Context) -> Iterator[Problem]:
+    """A cap that a prompt alone can exceed is a cap in name only."""
+    r, t, cp = c.config.rollout, c.config.trainer, c.config.placement.trainer.cp
+    if t.batching == "packed" and t.max_tokens_per_gpu is not None and t.max_tokens_per_gpu * cp <= r.max_prompt_tokens:
+        several = f" (times cp {cp})" if cp > 1 else ""
+        summary = (
+            f"micro-batches of {t.max_tokens_per_gpu} tokens{several} cannot hold a prompt of {r.max_prompt_tokens} "
+            "and a response: long samples would all exceed the cap"
+        )
+        longest = r.max_prompt_tokens + r.max_response_tokens
+        hint = f"set trainer.max_tokens_per_gpu to {-(-longest // cp)} or more, which holds the longest sample"
+        keys = ("trainer.max_tokens_per_gpu", "rollout.max_prompt_tokens")
+        yield c.problem("token-cap-too-small", summary, *keys, hint=hint)
+
+
 def tracking(c: Context) -> Iterator[Problem]:
     if not c.config.tracking.enabled:
         for key in ("tracking.uri", "tracking.experiment"):
@@ -164,6 +179,7 @@ RULES = (
     evaluation,
     sampling,
     batching,
+    token_cap,
     tracking,
     stop_texts,
 )

@@ -7,7 +7,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from rlrun.config.sections.model import ArchitectureConfig
+from rlrun.config.shipped import shipped
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.context import Context
 from rlrun.plan.families import fields_of
@@ -141,6 +144,36 @@ def architecture(c: Context) -> Iterator[Problem]:
         )
 
 
+def shipped_architecture(c: Context) -> Iterator[Problem]:
+    """A model of the Hub whose shape is shipped: another shape is another model, which its weights would not fit.
+    Looked at only when somebody wrote over the shipped values."""
+    path, prefix = c.config.model.path, "model.architecture"
+    written = [k for k in fields_of(c.config.model.family) if f"{prefix}.{k}" in c.origins]
+    elsewhere = [k for k in written if "conf/model/" not in c.origins.of(f"{prefix}.{k}").replace(os.sep, "/")]
+    if path is None or c.model_dir is not None or c.config.model.init == "random" or not elsewhere:
+        return
+    known = shipped_shape(path)
+    differ = [k for k in elsewhere if known is not None and k in SHAPE and not _same(known.get(k), c.expected[k])]
+    if known is not None and differ:
+        said = ", ".join(f"{k} {known.get(k)} (not {c.expected[k]})" for k in differ)
+        hint = "set " + ", ".join(f"{prefix}.{k}={_word(known.get(k))}" for k in differ) + ", or another model.path"
+        keys = ["model.path", *(f"{prefix}.{k}" for k in differ)]
+        yield c.problem("architecture-mismatch", f"{path} has {said}", *keys, hint=hint)
+
+
+SHAPE = frozenset(ArchitectureConfig.model_fields) - {"max_position_embeddings", "rope_theta"}
+"""Fields that decide what tensors there are and what they compute; the others are changed to extend contexts too."""
+
+
+def shipped_shape(path: str) -> dict[str, object] | None:
+    """`architecture` of the shipped model of a Hub id."""
+    for file in sorted((shipped("conf") / "model").glob("*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        if f"path: {path}\n" in text:
+            return dict(yaml.safe_load(text)["architecture"])
+    return None
+
+
 def _same(a: object, b: object) -> bool:
     if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
         return math.isclose(a, b, rel_tol=1e-9)
@@ -194,4 +227,15 @@ def context_length(c: Context) -> Iterator[Problem]:
         yield c.problem("context-too-long", summary, *keys, hint=hint)
 
 
-RULES = (source, alphabet, readable, weights, family_fields, architecture, heads, sparse_attention, context_length)
+RULES = (
+    source,
+    alphabet,
+    readable,
+    weights,
+    family_fields,
+    architecture,
+    shipped_architecture,
+    heads,
+    sparse_attention,
+    context_length,
+)

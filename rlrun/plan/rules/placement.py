@@ -171,6 +171,15 @@ def sequence_parallel(c: Context) -> Iterator[Problem]:
         yield c.problem("inactive-key", summary, *keys, hint="set trainer.sequence_parallel to false")
 
 
+def sequence_parallel_experts(c: Context) -> Iterator[Problem]:
+    """Megatron refuses to train experts under tensor parallelism without it."""
+    tp, moe = c.config.placement.trainer.tp, c.spec.moe
+    if moe is not None and tp > 1 and not c.config.trainer.sequence_parallel:
+        summary = f"experts under tensor parallelism (tp {tp}) need sequence_parallel, or Megatron does not train them"
+        keys = ("trainer.sequence_parallel", f"{TRAINER}.tp", "model.family")
+        yield c.problem("sequence-parallel-needed", summary, *keys, hint="set trainer.sequence_parallel to true")
+
+
 def transport(c: Context) -> Iterator[Problem]:
     p, key = c.config.placement, "weight_sync.transport"
     kind = c.config.weight_sync.transport
@@ -215,6 +224,7 @@ RULES = (
     expert_parallel,
     context_parallel,
     sequence_parallel,
+    sequence_parallel_experts,
     transport,
     device_keys,
 )
