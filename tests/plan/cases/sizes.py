@@ -12,7 +12,7 @@ MOE = "+experiment=qwen3_30b_a3b_grpo"
 
 CASES = [
     Case("token-cap-too-small", [BIG, "trainer.max_tokens_per_gpu=100"], ["trainer.max_tokens_per_gpu=2560"]),
-    Case("token-cap-too-small", [QUICK, "trainer.max_tokens_per_gpu=8"], ["trainer.max_tokens_per_gpu=11"]),
+    Case("token-cap-too-small", [QUICK, "trainer.max_tokens_per_gpu=8"], ["trainer.max_tokens_per_gpu=24"]),
     Case("sequence-parallel-needed", [MOE, "trainer.sequence_parallel=false"], ["trainer.sequence_parallel=true"]),
     Case(
         "architecture-mismatch",
