@@ -70,7 +70,8 @@ def _sglang_row(field: dataclasses.Field, hint: Any, action: argparse.Action | N
     if "float" in kinds and default is not None:
         row["default"] = float(default)
     if action.choices is not None:
-        row["choices"] = list(action.choices)
+        ordered = not isinstance(action.choices, set | frozenset)  # a set's order differs from process to process
+        row["choices"] = list(action.choices) if ordered else sorted(action.choices)
     row["type"] = "|".join([*kinds, *(["null"] if default is None else [])])
     flag = action.option_strings[0].lstrip("-")
     if flag != field.name.replace("_", "-"):
