@@ -185,6 +185,8 @@ def _trainer(s: _Scaled) -> int:
     s.put(f"{trainer}.gpus", replica * (sizes["dp"] if replica == 1 else 1))
     if s.now(f"{trainer}.tp") == 1:
         s.put("trainer.sequence_parallel", False)
+    elif s.now("model.architecture.num_experts") is not None:
+        s.put("trainer.sequence_parallel", True)  # Megatron trains no experts under tensor parallelism without it
     return int(s.now(f"{trainer}.gpus"))
 
 

@@ -43,7 +43,7 @@ def test_a_run_that_fits_is_left_alone(capsys):
 
 
 def test_when_nothing_helps_it_says_so(capsys):
-    words = [BIG, "model=minimax_m2"]
+    words = [BIG, "model=minimax_m2", "trainer.sequence_parallel=true"]
     assert suggest_overrides(words) is None
     assert main(["plan", "--suggest", *words]) == 0
     assert "more GPUs" in capsys.readouterr().out
