@@ -90,7 +90,8 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
     if m.distributed_optimizer and not m.optimizer_offload and m.moment_bytes == 4:
         yield "trainer.optimizer_offload", True, replace(m, optimizer_offload=True)
     if m.dp % 2 == 0:
-        yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)
+        if m.spec.moe is None or m.sequence_parallel:  # else Megatron would not train the experts
+            yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)
         yield "placement.trainer.pp", 2 * m.pp, replace(m, pp=2 * m.pp, dp=m.dp // 2)
         yield "placement.trainer.cp", 2 * m.cp, replace(m, cp=2 * m.cp, dp=m.dp // 2)
     yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp * m.engine_pp, replace(m, engine_tp=2 * m.engine_tp)

@@ -125,7 +125,6 @@ def validity(c: Context, own: Group | None = None) -> Valid:
             and spec.moe.ffn_hidden_size % m.etp == 0
             and (m.tp * m.cp * m.dp) % (m.ep * m.etp) == 0
         )
-        experts = experts and (spec.moe is None or m.tp == 1 or m.sequence_parallel)  # sequence-parallel-needed
         stages = is_even(spec.num_layers, m.pp, m.first_stage_layers, m.last_stage_layers)
         if spec.indexer is not None:
             stages = stages and set(stage_starts(m.stages)) <= set(spec.indexer.full_layers)
