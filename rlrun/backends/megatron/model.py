@@ -48,9 +48,10 @@ def build_model(
 ) -> Any:
     """This rank's part of the network, on its device, randomly initialised (weights are loaded afterwards). `kind` is
     what its last stage makes of the hidden states; `tied` overrides the spec. Needs the model-parallel groups."""
+    config = transformer_config(spec, train, dtype)
     return kind(
-        config=transformer_config(spec, train, dtype),
-        transformer_layer_spec=decoder_spec(transformer_config(spec, train, dtype)),
+        config=config,
+        transformer_layer_spec=decoder_spec(config),
         vocab_size=padded_vocab_size(spec.vocab_size, train.tp),
         max_sequence_length=spec.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),

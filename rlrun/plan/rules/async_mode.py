@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlrun.config.keys import all_keys
-from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.batch import steps_per_rollout
 from rlrun.plan.context import Context, supervised
+from rlrun.plan.rules.algo import inactive
 
 MODE = "async_mode"
 NAME, STALENESS, INTERVAL = f"{MODE}.name", f"{MODE}.max_staleness", f"{MODE}.weight_sync_interval"
@@ -46,16 +45,16 @@ def mode_keys(c: Context) -> Iterator[Problem]:
         why = "nothing runs while weights arrive, and a rollout is drawn as a whole"
         for key in (IN_FLIGHT, PAUSE, PARTIAL, INTERVAL):
             if c.changed(key):
-                yield _inactive(c, key, f"has no part in {a.name}: {why}", NAME)
+                yield inactive(c, key, f"has no part in {a.name}: {why}", NAME)
         return
     if a.pause_mode is None:
         summary = "fully_async has to know what becomes of running requests while weights arrive"
         yield c.problem("missing-value", summary, PAUSE, NAME, hint=f"set {PAUSE} to abort, retract or in_place")
     elif a.partial_rollout and a.pause_mode != "abort":
-        yield _inactive(c, PARTIAL, f"goes on from aborted samples, and {a.pause_mode} aborts none", PAUSE)
+        yield inactive(c, PARTIAL, f"goes on from aborted samples, and {a.pause_mode} aborts none", PAUSE)
     if c.changed("rollout.max_concurrent_groups"):
         why = f"bounds one rollout, and fully_async has no rollouts: {IN_FLIGHT} is its bound"
-        yield _inactive(c, "rollout.max_concurrent_groups", why, NAME)
+        yield inactive(c, "rollout.max_concurrent_groups", why, NAME)
 
 
 def own_gpus(c: Context) -> Iterator[Problem]:
@@ -119,11 +118,6 @@ def repeatable(c: Context) -> Iterator[Problem]:
         summary = "in fully_async the clock decides which weights draw a sample, so seeds do not repeat a run"
         hint = "set rollout.seeded to false, or choose async_mode=one_step"
         yield c.problem("seeded-not-repeatable", summary, "rollout.seeded", NAME, hint=hint)
-
-
-def _inactive(c: Context, key: str, why: str, because: str) -> Problem:
-    hint = f"set {key} to {show(all_keys()[key].default)}"
-    return c.problem("inactive-key", f"{key} {why}", key, because, hint=hint)
 
 
 RULES = (staleness, mode_keys, own_gpus, one_optimizer_step, interval, in_flight, repeatable)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.errors import Problem
 from rlrun.plan.context import Context
+from rlrun.plan.rules.algo import inactive
 
 SHARDED = "trainer.distributed_optimizer"
 
@@ -18,7 +18,7 @@ def taking_turns(c: Context) -> Iterator[Problem]:
     if p.device == "cuda" and p.mode == "disaggregated":
         for key, whose in (("trainer.offload", "trainer"), ("rollout.offload", "engines")):
             if c.changed(key):
-                yield _inactive(c, key, f"empties GPUs that nobody but the {whose} would use", "placement.mode")
+                yield inactive(c, key, f"empties GPUs that nobody but the {whose} would use", "placement.mode")
 
 
 def sharded_optimizer(c: Context) -> Iterator[Problem]:
@@ -32,22 +32,17 @@ def sharded_optimizer(c: Context) -> Iterator[Problem]:
                 summary = f"{key}: {show(c.value(key))} is a feature of the distributed optimizer, which is off"
                 yield c.problem("optimizer-not-sharded", summary, key, SHARDED, hint=f"set {SHARDED} to true")
     if c.changed("checkpoint.gather"):
-        yield _inactive(c, "checkpoint.gather", "joins the shards of an optimizer that is not sharded", SHARDED)
+        yield inactive(c, "checkpoint.gather", "joins the shards of an optimizer that is not sharded", SHARDED)
 
 
 def types_of_state(c: Context) -> Iterator[Problem]:
     m, t, device = c.config.model, c.config.trainer, c.config.placement.device
     dtype = {"cpu": "float32", "cuda": "bfloat16"}[device] if m.dtype == "auto" else m.dtype
     if t.grad_dtype == "bfloat16" and dtype == "float32":
-        yield _inactive(c, "trainer.grad_dtype", "is for bfloat16 weights, and these are float32", "model.dtype")
+        yield inactive(c, "trainer.grad_dtype", "is for bfloat16 weights, and these are float32", "model.dtype")
     if device == "cuda" and t.optimizer_offload and t.optimizer_dtype == "bfloat16":
         why = "is for moments on the GPU, and on the host they are float32"
-        yield _inactive(c, "trainer.optimizer_dtype", why, "trainer.optimizer_offload")
-
-
-def _inactive(c: Context, key: str, why: str, because: str) -> Problem:
-    hint = f"set {key} to {show(all_keys()[key].default)}"
-    return c.problem("inactive-key", f"{key} {why}", key, because, hint=hint)
+        yield inactive(c, "trainer.optimizer_dtype", why, "trainer.optimizer_offload")
 
 
 RULES = (taking_turns, sharded_optimizer, types_of_state)

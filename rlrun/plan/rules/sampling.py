@@ -13,6 +13,7 @@ from rlrun.config.sections.data import FILTERS
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.batch import drops_groups
 from rlrun.plan.context import Context, supervised
+from rlrun.plan.rules.algo import inactive
 
 SECTION = "dynamic_sampling"
 
@@ -24,7 +25,7 @@ def overlong(c: Context) -> Iterator[Problem]:
     if r.overlong != "penalize":
         for key in ("rollout.overlong_buffer_tokens", "rollout.overlong_penalty"):
             if c.changed(key):
-                yield _inactive(c, key, "shapes a penalty that is not given", "rollout.overlong")
+                yield inactive(c, key, "shapes a penalty that is not given", "rollout.overlong")
     elif r.overlong_buffer_tokens is None:
         key, most = "rollout.overlong_buffer_tokens", r.max_response_tokens
         hint = f"set {key} to {max(1, most // 5)}"
@@ -61,12 +62,12 @@ def over_sampling(c: Context) -> Iterator[Problem]:
             ("surplus", "is for groups that are not needed, and all are"),
         ):
             if c.changed(f"{SECTION}.{name}"):
-                yield _inactive(c, f"{SECTION}.{name}", why, f"{SECTION}.filter")
+                yield inactive(c, f"{SECTION}.{name}", why, f"{SECTION}.filter")
         return
     if a.groups_per_step is None:
         if c.changed(f"{SECTION}.surplus"):
             why = "is for groups that are not needed, and a step takes all that are kept"
-            yield _inactive(c, f"{SECTION}.surplus", why, "algo.groups_per_step")
+            yield inactive(c, f"{SECTION}.surplus", why, "algo.groups_per_step")
     elif d.max_refills == 0 and d.over_sampling == 1:
         summary = f"{a.prompts_per_rollout} groups are generated and as many are needed: none may be left out"
         keys = (f"{SECTION}.max_refills", f"{SECTION}.over_sampling", "algo.groups_per_step")
@@ -102,19 +103,14 @@ def hooks(c: Context) -> Iterator[Problem]:
 
 def loss_constant(c: Context) -> Iterator[Problem]:
     if c.config.algo.loss_aggregation != "constant" and c.changed("algo.loss_constant"):
-        yield _inactive(c, "algo.loss_constant", "divides nothing", "algo.loss_aggregation")
+        yield inactive(c, "algo.loss_constant", "divides nothing", "algo.loss_aggregation")
 
 
 def balance(c: Context) -> Iterator[Problem]:
     t, p = c.config.trainer, c.config.placement.trainer
     if p.gpus == p.tp * p.cp and t.balance_by != "tokens":
         why = "shares work out among replicas and pipeline micro-batches, and there is one replica"
-        yield _inactive(c, "trainer.balance_by", why, "placement.trainer.gpus")
-
-
-def _inactive(c: Context, key: str, why: str, because: str) -> Problem:
-    hint = f"set {key} to {show(all_keys()[key].default)}"
-    return c.problem("inactive-key", f"{key} {why}", key, because, hint=hint)
+        yield inactive(c, "trainer.balance_by", why, "placement.trainer.gpus")
 
 
 RULES = (overlong, group_filter, over_sampling, hooks, loss_constant, balance)

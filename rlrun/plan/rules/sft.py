@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlrun.config.keys import all_keys
-from rlrun.config.origin import show
 from rlrun.config.partial import Unreadable
 from rlrun.errors import Problem
 from rlrun.plan.context import Context, supervised
 from rlrun.plan.groups import has_engines
+from rlrun.plan.rules.algo import inactive
 
 LOSS, MODE, RESPONSE, LABEL = "algo.loss", "placement.mode", "data.train.response_key", "data.train.label_key"
 
@@ -112,8 +112,7 @@ def useless(c: Context) -> Iterator[Problem]:
 
 
 def _inactive(c: Context, key: str, why: str) -> Problem:
-    hint = f"set {key} to {show(all_keys()[key].default)}"
-    return c.problem("inactive-key", f"{key} {why}", key, LOSS, hint=hint)
+    return inactive(c, key, why, LOSS)
 
 
 RULES = (placement, responses, rewards, one_sample, useless)
