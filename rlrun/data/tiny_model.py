@@ -1,4 +1,4 @@
-"""A random Qwen3 checkpoint and a character-level tokenizer, made offline: what `model.init: random` trains.
+"""A random checkpoint of any family and a character-level tokenizer, made offline: what `model.init: random` trains.
 
 The tokenizer knows three special tokens and the characters of an alphabet, one token each, so that a prompt of ten
 characters is ten tokens and a tiny model can learn it in seconds. Its chat template writes `<|im_start|>` and the
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rlrun.errors import Problem, RlrunError
+from rlrun.families import hf_config, hf_tensors
 from rlrun.plan.types import ModelSpec
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -29,8 +30,8 @@ INIT_STD = 0.02
 def make_random_model(directory: str, spec: ModelSpec, alphabet: str, seed: int, dtype: str) -> None:
     """Writes config.json, model.safetensors and the tokenizer files into `directory`.
 
-    Matrices are normal(0, 0.02), norms 1; the same `seed` and `spec` give the same bytes on any machine, in float32.
-    `dtype` is float32 or bfloat16 (the float32 draw, rounded).
+    Matrices are normal(0, 0.02), norms start at one; the same `seed` and `spec` give the same bytes on any machine, in
+    float32. `dtype` is float32 or bfloat16 (the float32 draw, rounded).
 
     Raises RlrunError when the alphabet repeats a character or does not fit into `spec.vocab_size`.
     """
@@ -41,7 +42,11 @@ def make_random_model(directory: str, spec: ModelSpec, alphabet: str, seed: int,
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     torch_dtype = getattr(torch, dtype)
-    weights = {name: torch.from_numpy(array).to(torch_dtype) for name, array in _weights(spec, seed)}
+    float32 = {name for name, _, weight in hf_tensors(spec) if weight.float32}
+    weights = {
+        name: torch.from_numpy(array).to(torch.float32 if name in float32 else torch_dtype)
+        for name, array in _weights(spec, seed)
+    }
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     _write_json(path / "config.json", _config(spec, dtype))
     _write_json(path / "generation_config.json", {"eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "do_sample": True})
@@ -91,62 +96,27 @@ def refuse_unknown_characters(text: str, alphabet: str, where: str) -> None:
 
 
 def _weights(spec: ModelSpec, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and shapes of Qwen3ForCausalLM, float32. Each tensor has a stream of its own (seed, its position)."""
-    for index, (name, shape) in enumerate(_shapes(spec)):
-        if len(shape) == 1:
-            yield name, np.ones(shape, dtype=np.float32)
-        else:
-            draw = np.random.Generator(np.random.PCG64([seed, index])).standard_normal(shape)
-            yield name, (draw * INIT_STD).astype(np.float32)
+    """Every tensor of the family's checkpoint, float32. Each has a stream of its own (seed, its position)."""
+    for index, (name, shape, weight) in enumerate(hf_tensors(spec)):
+        random = np.random.Generator(np.random.PCG64([seed, index]))
+        yield name, _initial(weight.initial, shape, random).astype(np.float32)
 
 
-def _shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    h, f, d = spec.hidden_size, spec.ffn_hidden_size, spec.head_dim
-    q, kv = spec.num_heads * d, spec.num_kv_heads * d
-    yield "model.embed_tokens.weight", (spec.vocab_size, h)
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (h,)
-        yield prefix + "self_attn.q_proj.weight", (q, h)
-        yield prefix + "self_attn.k_proj.weight", (kv, h)
-        yield prefix + "self_attn.v_proj.weight", (kv, h)
-        yield prefix + "self_attn.o_proj.weight", (h, q)
-        yield prefix + "self_attn.q_norm.weight", (d,)
-        yield prefix + "self_attn.k_norm.weight", (d,)
-        yield prefix + "post_attention_layernorm.weight", (h,)
-        yield prefix + "mlp.gate_proj.weight", (f, h)
-        yield prefix + "mlp.up_proj.weight", (f, h)
-        yield prefix + "mlp.down_proj.weight", (h, f)
-    yield "model.norm.weight", (h,)
-    if not spec.tied_embeddings:
-        yield "lm_head.weight", (spec.vocab_size, h)
+def _initial(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    if kind == "matrix":
+        return random.standard_normal(shape) * INIT_STD
+    if kind == "decay":  # A_log of a gated delta net: decay rates from 1 to 16, evenly spread
+        return np.log(random.uniform(1, 16, shape))
+    return np.full(shape, {"one": 1.0, "zero": 0.0}[kind])
 
 
 def _config(spec: ModelSpec, dtype: str) -> dict:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": PAD_ID,
-        "head_dim": spec.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": spec.hidden_size,
-        "initializer_range": INIT_STD,
-        "intermediate_size": spec.ffn_hidden_size,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "num_attention_heads": spec.num_heads,
-        "num_hidden_layers": spec.num_layers,
-        "num_key_value_heads": spec.num_kv_heads,
-        "rms_norm_eps": spec.rms_norm_eps,
-        "rope_theta": spec.rope_theta,
-        "tie_word_embeddings": spec.tied_embeddings,
-        "torch_dtype": dtype,
-        "use_cache": True,
-        "vocab_size": spec.vocab_size,
-    }
+    own: dict[str, object] = {"bos_token_id": None, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "initializer_range": INIT_STD}
+    own["torch_dtype"] = dtype
+    config = hf_config(spec)
+    if "text_config" in config:
+        config["text_config"] |= own
+    return config | own
 
 
 def _write_tokenizer(path: Path, alphabet: str) -> None:

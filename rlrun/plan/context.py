@@ -15,8 +15,8 @@ from rlrun.config.schema import RunConfig
 from rlrun.config.sections.base import plain
 from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.errors import Problem, RlrunError
+from rlrun.families import fields_of
 from rlrun.plan.dataset import Scan, scan
-from rlrun.plan.families import fields_of
 from rlrun.plan.groups import Group, server_groups
 from rlrun.plan.model_spec import make_spec, read_architecture, spec_from_directory
 from rlrun.plan.types import ModelSpec

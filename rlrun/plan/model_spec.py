@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.errors import Problem, RlrunError
-from rlrun.plan.families import DELTA_NET, FAMILIES, LATENT, fields_of
+from rlrun.families import FAMILIES, fields_of
+from rlrun.families.base import DELTA_NET, LATENT
 from rlrun.plan.parameters import count_parameters
 from rlrun.plan.types import IndexerSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
 
@@ -27,6 +28,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "rms_norm_eps": (int, float),
     "rope_theta": (int, float),
     "partial_rotary_factor": (int, float),
+    "routed_scaling_factor": (int, float),
 }
 """Types of the fields that are not whole numbers."""
 
@@ -49,34 +51,40 @@ def make_spec(family: str, architecture: Mapping[str, Any]) -> ModelSpec:
         tied_embeddings=a["tie_word_embeddings"],
         num_parameters=0,
         qkv_bias=bool(a.get("attention_bias")),
-        qk_norm=_qk_norm(family, a),
-        output_gate=family in ("qwen3_5", "qwen3_5_moe"),
-        sandwich_norms=family == "glm4",
         rotary_fraction=float(a.get("partial_rotary_factor", 1.0)),
-        moe=_moe(a),
+        moe=_moe(a, FAMILIES[family].router),
         mla=MlaSpec(*(a[name] for name in LATENT)) if "kv_lora_rank" in a else None,
         linear_attention=_linear_attention(a),
         indexer=_indexer(a),
+        **_traits(family, a),
     )
     return replace(spec, num_parameters=count_parameters(spec))
 
 
-def _qk_norm(family: str, a: Mapping[str, Any]) -> str:
-    if family == "minimax_m2":
-        return "full"
-    if family == "glm4_moe":
-        return "head" if a["use_qk_norm"] else "none"
-    return "head" if family.startswith("qwen3") else "none"
+def _traits(family: str, a: Mapping[str, Any]) -> dict[str, Any]:
+    traits = dict(FAMILIES[family].traits)
+    if "use_qk_norm" in a:
+        traits["qk_norm"] = "head" if a["use_qk_norm"] else "none"
+    return traits
 
 
-def _moe(a: Mapping[str, Any]) -> MoeSpec | None:
+def _moe(a: Mapping[str, Any], router: str) -> MoeSpec | None:
     if "num_experts" not in a:
         return None
     gated = a.get("shared_expert_intermediate_size", 0)
     shared = gated or a.get("n_shared_experts", 0) * a["moe_intermediate_size"]
     first_dense = a.get("first_k_dense_replace", 0)
     width = a["moe_intermediate_size"]
-    return MoeSpec(a["num_experts"], a["num_experts_per_tok"], width, shared, gated > 0, first_dense)
+    return MoeSpec(
+        num_experts=a["num_experts"],
+        experts_per_token=a["num_experts_per_tok"],
+        ffn_hidden_size=width,
+        shared_ffn_hidden_size=shared,
+        shared_gate=gated > 0,
+        first_dense=first_dense,
+        score=router,
+        scaling=float(a.get("routed_scaling_factor", 1.0)),
+    )
 
 
 def _linear_attention(a: Mapping[str, Any]) -> LinearAttentionSpec | None:
@@ -93,7 +101,7 @@ def _indexer(a: Mapping[str, Any]) -> IndexerSpec | None:
         return None
     freq, offset = a["index_topk_freq"], a["index_skip_topk_offset"]
     full = tuple(i for i in range(a["num_hidden_layers"]) if max(i - offset + 1, 0) % freq == 0)
-    return IndexerSpec(a["index_n_heads"], a["index_head_dim"], a["index_topk"], full)
+    return IndexerSpec(a["index_n_heads"], a["index_head_dim"], a["index_topk"], full, freq, offset)
 
 
 def read_architecture(directory: str, family: str = "qwen3") -> dict[str, Any]:

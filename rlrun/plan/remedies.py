@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlrun.plan.families import RUNNABLE
 from rlrun.plan.layout import TIGHT, Layout
+from rlrun.plan.limits import RUNNABLE
 from rlrun.plan.memory import estimate, worst_phase
 from rlrun.plan.types import MemoryPlan
 

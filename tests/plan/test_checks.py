@@ -16,9 +16,9 @@ import rlrun
 from rlrun.cli import parse
 from rlrun.config.load import reload
 from rlrun.errors import Problem, RlrunError
+from rlrun.families import fields_of
 from rlrun.plan.build import load_plan
 from rlrun.plan.codes import CODES
-from rlrun.plan.families import fields_of
 from rlrun.plan.model_spec import make_spec
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from rlrun.config.shipped import shipped
 from rlrun.errors import RlrunError
+from rlrun.families import FAMILIES, hf_tensors
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
-from rlrun.plan.families import FAMILIES
 from rlrun.plan.model_spec import read_architecture, spec_from_directory
 from rlrun.plan.parameters import stage_parameters, stage_sizes
 
@@ -151,6 +152,7 @@ RAW = {
         "num_hidden_layers": 46,
         "num_key_value_heads": 8,
         "num_nextn_predict_layers": 1,
+        "routed_scaling_factor": 1.0,
         "partial_rotary_factor": 0.5,
         "rope_theta": 1000000,
         "max_position_embeddings": 131072,
@@ -182,6 +184,7 @@ RAW = {
         "index_topk": 2048,
         "index_topk_freq": 4,
         "index_skip_topk_offset": 3,
+        "routed_scaling_factor": 2.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 8000000},
         "max_position_embeddings": 1048576,
         "rms_norm_eps": 1e-5,
@@ -250,3 +253,20 @@ def test_shared_indexers_are_where_the_checkpoint_has_them():
     spec = load_plan([*ON_CPU, "model=glm5_2"]).model.spec
     assert spec.indexer is not None
     assert spec.indexer.full_layers == (0, 1, 2, *range(6, 75, 4))
+
+
+@pytest.mark.parametrize("model", TOTALS)
+def test_the_table_of_a_family_has_every_parameter_of_every_shipped_model(model):
+    """The name map against the closed form; the plan does not count router biases, the trainer does not hold
+    indexers."""
+    spec = load_plan([*ON_CPU, f"model={model}"]).model.spec
+    mapped = sum(
+        math.prod(shape) for name, shape, _ in hf_tensors(spec) if not name.endswith("e_score_correction_bias")
+    )
+    indexers = 0
+    if spec.indexer is not None:
+        i, h = spec.indexer, spec.hidden_size
+        assert spec.mla is not None
+        each = spec.mla.q_rank * i.num_heads * i.head_dim + h * i.head_dim + 2 * i.head_dim + h * i.num_heads
+        indexers = each * len(i.full_layers)
+    assert mapped + indexers == spec.num_parameters == TOTALS[model]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlrun.errors import RlrunError
+from rlrun.families import FAMILIES
 from rlrun.plan.build import load_plan
-from rlrun.plan.families import FAMILIES, RANDOM, RUNNABLE
-from rlrun.plan.limits import limits
+from rlrun.plan.limits import RUNNABLE, limits
 from rlrun.plan.render import render_plan
 from rlrun.runtime.preflight import check_machine
 
@@ -44,12 +44,6 @@ def test_a_router_that_engines_would_not_refresh_is_a_limit_with_its_mitigation(
     assert "fp32 copy" in found["stale-router"].what
     assert "refreshed in place" in found["stale-router"].hint
     assert "stale-router" not in [limit.code for limit in limits(load_plan([*ON_CPU, "model=glm4_7_flash"]))]
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_random_weights_of_a_family_without_a_maker_are_planned_and_not_made(family):
-    found = [limit.code for limit in limits(load_plan(["+experiment=quickstart", f"model=tiny_{family}"]))]
-    assert ("random-family" in found) == (family not in RANDOM)
 
 
 NODES = ["+experiment=qwen3_grpo", "placement.num_nodes=8", "placement.trainer.gpus=64", "placement.rollout.gpus=64"]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.errors import RlrunError
+from rlrun.families import FAMILIES
 from rlrun.plan.build import load_plan
-from rlrun.plan.families import FAMILIES
 from rlrun.plan.model_spec import make_spec, spec_from_directory
 from rlrun.plan.parameters import count_parameters
 
@@ -61,7 +61,7 @@ def test_the_count_is_that_of_the_tensors_of_a_checkpoint(layers, h, kv, per_kv,
     """Against the names and shapes that `rlrun.data.tiny_model` writes."""
     import numpy as np
 
-    from rlrun.data.tiny_model import _shapes
+    from rlrun.families import hf_shapes
 
     a = {
         "hidden_size": h,
@@ -77,7 +77,7 @@ def test_the_count_is_that_of_the_tensors_of_a_checkpoint(layers, h, kv, per_kv,
         "tie_word_embeddings": tied,
     }
     spec = make_spec("qwen3", a)
-    assert spec.num_parameters == sum(int(np.prod(shape)) for _, shape in _shapes(spec))
+    assert spec.num_parameters == sum(int(np.prod(shape)) for shape in hf_shapes(spec).values())
 
 
 def test_shipped_models_have_the_sizes_they_claim():

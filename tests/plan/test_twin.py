@@ -8,10 +8,10 @@ import yaml
 from rlrun.cli import main
 from rlrun.config.load import load
 from rlrun.config.shipped import shipped
+from rlrun.families import FAMILIES
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
 from rlrun.plan.context import Context
 from rlrun.plan.explain import explain
-from rlrun.plan.families import FAMILIES
 from rlrun.plan.limits import limits
 from rlrun.plan.render import render_plan
 from rlrun.plan.suggest import suggest_text

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlrun.data.tiny_model import _shapes
+from rlrun.families import hf_shapes
 from rlrun.plan.types import ModelSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,4 +36,4 @@ def write_shards(folder: Path, shards: Mapping[str, Shapes], **options: int) -> 
 
 
 def qwen3_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    return dict(_shapes(spec))
+    return hf_shapes(spec)

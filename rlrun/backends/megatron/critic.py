@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from rlrun.algos.values import value_loss
 from rlrun.backends.megatron import step
 from rlrun.backends.megatron.hf_files import HfWeights
-from rlrun.backends.megatron.mapping import Weight, global_parameters, weights_of
+from rlrun.backends.megatron.mapping import global_parameters, shard
 from rlrun.backends.megatron.microbatch import MicroBatch
 from rlrun.backends.megatron.model import build_model, build_optimizer, build_scheduler, wrap_ddp
 from rlrun.errors import Problem, RlrunError
+from rlrun.families import weights_of
+from rlrun.families.splits import Weight
 from rlrun.plan.types import CriticPlan, ModelSpec, RunPlan
 
 HEAD_WEIGHT, HEAD_BIAS = "output_layer.weight", "output_layer.bias"
@@ -129,7 +131,6 @@ def load_trunk(model: ValueModel, directory: str, spec: ModelSpec) -> bool:
     """Fills everything but the head; returns whether the checkpoint has one. An output layer in it is not looked at.
     Raises RlrunError, on all ranks together, when tensors are missing or of another shape; then nothing was loaded."""
     trunk = [weight for weight in weights_of(spec) if weight.name != HEAD_WEIGHT]
-    rank, tp = ps.get_tensor_model_parallel_rank(), ps.get_tensor_model_parallel_world_size()
     with HfWeights(directory) as weights:
         _check(weights, trunk)
         has_head = SCORE in weights.names() and weights.shape(SCORE) == (1, spec.hidden_size)
@@ -137,7 +138,7 @@ def load_trunk(model: ValueModel, directory: str, spec: ModelSpec) -> bool:
         for name, parameter in global_parameters(model).items():
             if name not in (HEAD_WEIGHT, HEAD_BIAS):
                 tensors = [weights.tensor(hf) for hf in sources[name].hf]
-                parameter.copy_(sources[name].split.shard(tensors, rank, tp))
+                parameter.copy_(shard(sources[name], tensors))
     return has_head
 
 

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from megatron.core import parallel_state as ps
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlrun.backends.megatron.mapping import Shape, global_parameters, hf_shapes, weights_of
+from rlrun.backends.megatron import mapping
 from rlrun.errors import Problem, RlrunError
+from rlrun.families import hf_shapes, hf_tensors
+from rlrun.families.splits import Shape
 from rlrun.plan.types import ModelSpec
 
 INDEX = "model.safetensors.index.json"
@@ -130,17 +131,12 @@ def load_hf(model: torch.nn.Module, directory: str, spec: ModelSpec) -> None:
     Raises RlrunError when tensors are missing, unexpected or of another shape; then nothing was loaded. All ranks
     check the whole checkpoint, so they raise together.
     """
-    parameters = global_parameters(model)
-    sources = {weight.name: weight for weight in weights_of(spec)}
-    if spec.tied_embeddings and "output_layer.weight" in parameters:
-        # Under pipeline parallelism the last stage holds its own copy of a tied embedding.
-        sources["output_layer.weight"] = sources["embedding.word_embeddings.weight"]
-    rank, tp = ps.get_tensor_model_parallel_rank(), ps.get_tensor_model_parallel_world_size()
+    sources = mapping.sources(model, spec)
     with HfWeights(directory) as weights:
         check(weights, spec)
-        for name, parameter in parameters.items():
+        for name, parameter in mapping.global_parameters(model).items():
             weight = sources[name]
-            shard = weight.split.shard([weights.tensor(n) for n in weight.hf], rank, tp)
+            shard = mapping.shard(weight, [weights.tensor(n) for n in weight.hf])
             assert shard.shape == parameter.shape, f"{name}: {tuple(shard.shape)} for {tuple(parameter.shape)}"
             parameter.copy_(shard)
 
@@ -157,7 +153,8 @@ def write_hf(
     larger than `max_shard_bytes` together; copies config.json (with this dtype) and the tokenizer from `source`."""
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _plan_shards(hf_shapes(spec), dtype.itemsize, max_shard_bytes)
+    sizes = {name: _numel(shape) * (4 if w.float32 else dtype.itemsize) for name, shape, w in hf_tensors(spec)}
+    shards = _plan_shards(sizes, max_shard_bytes)
     weight_map: dict[str, str] = {}
     stream = iter(named)
     for number, names in enumerate(shards, start=1):
@@ -167,8 +164,7 @@ def write_hf(
         weight_map |= dict.fromkeys(names, file)
     assert next(stream, None) is None, "more tensors than the model has"
     if len(shards) > 1:
-        total = sum(_numel(shape) for shape in hf_shapes(spec).values()) * dtype.itemsize
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     _copy_side_files(Path(source), folder, dtype)
 
@@ -180,11 +176,10 @@ def _take(stream: Iterator[tuple[str, Tensor]], names: list[str]) -> Iterator[tu
         yield name, tensor.cpu()
 
 
-def _plan_shards(shapes: dict[str, Shape], itemsize: int, max_bytes: int) -> list[list[str]]:
+def _plan_shards(sizes: dict[str, int], max_bytes: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
-    for name, shape in shapes.items():
-        nbytes = _numel(shape) * itemsize
+    for name, nbytes in sizes.items():
         if shards[-1] and size + nbytes > max_bytes:
             shards.append([])
             size = 0

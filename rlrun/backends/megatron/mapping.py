@@ -1,133 +1,26 @@
-"""Hugging Face tensors <-> this rank's Megatron parameters.
+"""Hugging Face tensors <-> this rank's Megatron parameters and buffers, by the tables of `rlrun.families`.
 
-A family (`qwen3.py`) lists its `Weight`s; a `Weight` says which HF tensors make up one Megatron parameter and how
-tensor parallelism cuts it. A pipeline stage owns a run of layers.
+A tensor is whole on no rank, or on many: tensor parallelism cuts it, a pipeline stage owns its layer, expert
+parallelism its expert. `Grid` knows which ranks hold its pieces, and an export sends those straight to rank 0.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as ps
 from torch import Tensor
 
-from rlrun.plan.parameters import stage_sizes
+from rlrun.families import hf_shapes, weights_of
+from rlrun.families.parts import EMBEDDING, OUTPUT
+from rlrun.families.splits import Weight
+from rlrun.plan.parameters import stage_sizes, stage_starts
 from rlrun.plan.types import ModelSpec
-
-Shape = tuple[int, ...]
-
-
-class Split(ABC):
-    """How full HF tensors become one parameter on each of `tp` ranks, and back."""
-
-    @abstractmethod
-    def shard(self, tensors: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        """The parameter of tensor-parallel rank `rank`."""
-
-    @abstractmethod
-    def merge(self, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        """The full HF tensors (of these shapes) from the parameters of all ranks, in rank order."""
-
-
-class Replicated(Split):
-    def shard(self, tensors: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        return tensors[0]
-
-    def merge(self, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return [shards[0]]
-
-
-@dataclass(frozen=True)
-class Columns(Split):
-    """Cut along dim 0 (output features, vocabulary); `padded` fills up with zero rows to a multiple of tp."""
-
-    padded: bool = False
-
-    def shard(self, tensors: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        (tensor,) = tensors
-        missing = -len(tensor) % tp
-        if missing:
-            assert self.padded, f"{len(tensor)} rows do not divide by tp {tp}"
-            tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
-        return tensor.chunk(tp)[rank]
-
-    def merge(self, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return [torch.cat(list(shards))[: shapes[0][0]]]
-
-
-class Rows(Split):
-    """Cut along dim 1 (input features)."""
-
-    def shard(self, tensors: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        return tensors[0].chunk(tp, dim=1)[rank]
-
-    def merge(self, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return [torch.cat(list(shards), dim=1)]
-
-
-class GateUp(Split):
-    """gate and up stacked; each rank holds its slice of gate above its slice of up."""
-
-    def shard(self, tensors: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        return torch.cat([tensor.chunk(tp)[rank] for tensor in tensors])
-
-    def merge(self, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return [torch.cat(part) for part in zip(*(shard.chunk(2) for shard in shards), strict=True)]
-
-
-@dataclass(frozen=True)
-class Qkv(Split):
-    """q, k, v interleaved by key/value group: [q ... q k v] for each group; each rank holds a run of groups."""
-
-    num_groups: int
-    head_dim: int
-
-    def shard(self, tensors: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        width = tensors[0].shape[1]
-        by_group = torch.cat([tensor.view(self.num_groups, -1, width) for tensor in tensors], dim=1)
-        return by_group.chunk(tp)[rank].reshape(-1, width)
-
-    def merge(self, shards: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        width = shapes[0][1]
-        by_group = torch.cat(list(shards)).view(self.num_groups, -1, width)
-        sizes = [rows // self.num_groups for rows, _ in shapes]
-        return [part.reshape(-1, width) for part in by_group.split(sizes, dim=1)]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One Megatron parameter (`name` has the global layer number) and the HF tensors it is made of, with shapes.
-    `place` is the layer's number, or "first" / "last" for the pipeline stage of the embedding / the head."""
-
-    name: str
-    hf: Mapping[str, Shape]
-    split: Split
-    place: int | str
-
-    def stage(self, sizes: Sequence[int]) -> int:
-        """The stage it is on, of stages with so many layers."""
-        if isinstance(self.place, int):
-            return bisect.bisect_right(list(itertools.accumulate(sizes)), self.place)
-        return 0 if self.place == "first" else len(sizes) - 1
-
-
-def weights_of(spec: ModelSpec) -> list[Weight]:
-    from rlrun.backends.megatron import qwen3
-
-    return list({"qwen3": qwen3.weights}[spec.family](spec))
-
-
-def hf_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """Name and shape of every tensor in the HF checkpoint, in its order."""
-    return {name: shape for weight in weights_of(spec) for name, shape in weight.hf.items()}
 
 
 def expected_names(spec: ModelSpec) -> list[str]:
@@ -143,67 +36,139 @@ def unwrap(model: Any) -> Any:
 
 
 def global_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
-    """This rank's parameters under their global names: without wrappers, layers counted over all pipeline stages."""
+    """This rank's parameters, and the routers' selection biases (buffers), under their global names: without wrappers,
+    layers counted over all pipeline stages and experts over all expert-parallel ranks."""
     model = unwrap(model)
     numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
-    return {
-        re.sub(r"^decoder\.layers\.(\d+)", lambda m: f"decoder.layers.{numbers[int(m[1])]}", name): parameter
-        for name, parameter in model.named_parameters()
-    }
+    experts = getattr(model.config, "num_moe_experts", None) or 0
+    first = ps.get_expert_model_parallel_rank() * (experts // ps.get_expert_model_parallel_world_size())
+    biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(".expert_bias"))
+
+    def global_name(name: str) -> str:
+        name = re.sub(r"^decoder\.layers\.(\d+)", lambda m: f"decoder.layers.{numbers[int(m[1])]}", name)
+        return re.sub(r"\.local_experts\.(\d+)\.", lambda m: f".local_experts.{first + int(m[1])}.", name)
+
+    return {global_name(name): tensor for name, tensor in (*model.named_parameters(), *biases)}
+
+
+class Place(NamedTuple):
+    """Where a rank stands, among the ranks of one replica of everything else and of the experts."""
+
+    tp: int
+    pp: int
+    replica: int  # data and context parallel
+    etp: int
+    ep: int
+    expert_replica: int
+
+
+def _own_place() -> Place:
+    experts = ps.get_expert_data_parallel_rank()
+    return Place(
+        ps.get_tensor_model_parallel_rank(),
+        ps.get_pipeline_model_parallel_rank(),
+        ps.get_data_parallel_rank(with_context_parallel=True),
+        ps.get_expert_tensor_parallel_rank(),
+        ps.get_expert_model_parallel_rank(),
+        experts,
+    )
+
+
+def cut(weight: Weight) -> tuple[int, int]:
+    """(rank, parts) of the dimension that cuts this weight, as this rank is placed."""
+    if weight.expert is None:
+        return ps.get_tensor_model_parallel_rank(), ps.get_tensor_model_parallel_world_size()
+    return ps.get_expert_tensor_parallel_rank(), ps.get_expert_tensor_parallel_world_size()
+
+
+def shard(weight: Weight, tensors: list[Tensor]) -> Tensor:
+    """This rank's parameter from the full HF tensors."""
+    return weight.split.shard(tensors, *cut(weight))
+
+
+def sources(model: torch.nn.Module, spec: ModelSpec) -> dict[str, Weight]:
+    """Global parameter name -> what it is loaded from."""
+    found = {weight.name: weight for weight in weights_of(spec)}
+    if spec.tied_embeddings and OUTPUT in global_parameters(model):
+        # Under pipeline parallelism the last stage holds its own copy of a tied embedding.
+        found[OUTPUT] = found[EMBEDDING]
+    return found
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All ranks' places, in rank order, and the first layer of each pipeline stage."""
+
+    places: tuple[Place, ...]
+    starts: tuple[int, ...]
+    num_experts: int
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, spec: ModelSpec) -> Grid:
+        """Collective over all ranks."""
+        places: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(places, tuple(_own_place()))
+        config = unwrap(model).config
+        first, last = config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage
+        sizes = stage_sizes(spec.num_layers, ps.get_pipeline_model_parallel_world_size(), first, last)
+        experts = spec.moe.num_experts if spec.moe is not None else 0
+        return cls(tuple(Place(*place) for place in places), tuple(stage_starts(sizes)), experts)
+
+    def owners(self, weight: Weight) -> list[int]:
+        """Ranks that hold the parts of a weight, in part order; one rank when it is not cut. Of several replicas the
+        first counts."""
+        stage = weight.stage(self.starts)
+        if weight.expert is None:
+            found = {p.tp: r for r, p in reversed(list(enumerate(self.places))) if p.pp == stage and p.replica == 0}
+        else:
+            ep = weight.expert // (self.num_experts // (1 + max(p.ep for p in self.places)))
+            found = {
+                p.etp: rank
+                for rank, p in reversed(list(enumerate(self.places)))
+                if p.pp == stage and p.ep == ep and p.expert_replica == 0
+            }
+        ranks = [found[part] for part in sorted(found)]
+        return ranks[:1] if weight.split.replicated else ranks
 
 
 @torch.no_grad()
-def export_weights(model: torch.nn.Module, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+def export_weights(model: torch.nn.Module, spec: ModelSpec, grid: Grid | None = None) -> Iterator[tuple[str, Tensor]]:
     """Full HF tensors on global rank 0, one after the other in `expected_names` order, each a copy on the device.
 
-    Collective: every rank must iterate it to the end; ranks other than 0 yield nothing. Tensor-parallel shards are
-    gathered on the first rank of the owning stage, which sends them to rank 0. Data-parallel replicas are equal, so
-    only the first takes part.
+    Collective: every rank must iterate it to the end; ranks other than 0 yield nothing. The owners of a weight's parts
+    send them to rank 0, which puts them together, so that no rank holds more than one weight beside the model. The type
+    is the model's, but float32 for what is kept so in any model.
     """
-    if ps.get_data_parallel_rank(with_context_parallel=True) != 0:
-        return
+    grid = grid or Grid.of(model, spec)
     parameters = global_parameters(model)
-    pp, my_stage, my_tp = ps.get_pipeline_model_parallel_world_size(), _pp_rank(), ps.get_tensor_model_parallel_rank()
-    config = unwrap(model).config
-    first, last = config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage
-    sizes = stage_sizes(spec.num_layers, pp, first, last)
-    device, dtype = next(iter(parameters.values())).device, next(iter(parameters.values())).dtype
+    me, dtype = dist.get_rank(), unwrap(model).config.params_dtype
+    device = next(iter(parameters.values())).device
     for weight in weights_of(spec):
-        stage = weight.stage(sizes)
-        tensors: list[Tensor] = []
-        if my_stage == stage:
-            shards = _gather_tp(parameters[weight.name].detach())
-            if my_tp == 0:
-                tensors = [t.clone(memory_format=torch.contiguous_format) for t in _merge(weight, shards)]
-        if stage != 0 and my_tp == 0:
-            group = ps.get_pipeline_model_parallel_group()
-            if my_stage == stage:
-                for tensor in tensors:
-                    dist.send(tensor, group=group, group_dst=0)
-            elif my_stage == 0:
-                tensors = [torch.empty(shape, dtype=dtype, device=device) for shape in weight.hf.values()]
-                for tensor in tensors:
-                    dist.recv(tensor, group=group, group_src=stage)
-        if my_stage == 0 and my_tp == 0:
-            yield from zip(weight.hf, tensors, strict=True)
+        owners = grid.owners(weight)
+        own = parameters[weight.name].detach().contiguous() if me in owners else None
+        if me == 0:
+            kind = torch.float32 if weight.float32 else dtype
+            yield from _receive(weight, owners, own, kind, device)
+        elif own is not None:
+            dist.send(own, dst=0)
 
 
-def _pp_rank() -> int:
-    return ps.get_pipeline_model_parallel_rank()
-
-
-def _merge(weight: Weight, shards: list[Tensor]) -> list[Tensor]:
-    tensors = weight.split.merge(shards, list(weight.hf.values()))
-    shapes = [tuple(t.shape) for t in tensors]
-    assert shapes == list(weight.hf.values()), f"{weight.name}: {shapes}"
-    return tensors
-
-
-def _gather_tp(parameter: Tensor) -> list[Tensor]:
-    """All ranks' shards on the first rank of the tensor-parallel group, an empty list on the others."""
-    group = ps.get_tensor_model_parallel_group()
-    if group.size() == 1:
-        return [parameter]
-    shards = [torch.empty_like(parameter) for _ in range(group.size())] if group.rank() == 0 else None
-    dist.gather(parameter.contiguous(), shards, group=group, group_dst=0)
-    return shards or []
+def _receive(
+    weight: Weight, owners: list[int], own: Tensor | None, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    shapes = list(weight.hf.values())
+    shape = weight.split.shard_shape(shapes, len(owners))
+    parts = []
+    for rank in owners:
+        if rank == 0:
+            assert own is not None
+            assert own.shape == shape, f"{weight.name}: {tuple(own.shape)} is not {shape}"
+            assert own.dtype == dtype, f"{weight.name} is {own.dtype}"
+            parts.append(own)
+        else:
+            part = torch.empty(shape, dtype=dtype, device=device)
+            dist.recv(part, src=rank)
+            parts.append(part)
+    for (name, expected), tensor in zip(weight.hf.items(), weight.split.merge(parts, shapes), strict=True):
+        assert tuple(tensor.shape) == expected, f"{name}: {tuple(tensor.shape)} is not {expected}"
+        yield name, tensor.clone(memory_format=torch.contiguous_format)

@@ -12,11 +12,11 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
 from rlrun.backends.megatron.arguments import passed_on
-from rlrun.backends.megatron.experts import expert_fields
+from rlrun.backends.megatron.experts import delta_net_fields, expert_fields, latent_fields
 from rlrun.backends.megatron.layers import decoder_spec
 from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
 
@@ -51,7 +51,7 @@ def build_model(
     config = transformer_config(spec, train, dtype)
     return kind(
         config=config,
-        transformer_layer_spec=decoder_spec(config),
+        transformer_layer_spec=decoder_spec(config, spec),
         vocab_size=padded_vocab_size(spec.vocab_size, train.tp),
         max_sequence_length=spec.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -59,14 +59,15 @@ def build_model(
         share_embeddings_and_output_weights=spec.tied_embeddings if tied is None else tied,
         position_embedding_type="rope",
         rotary_base=spec.rope_theta,
+        rotary_percent=spec.rotary_fraction,
     )
 
 
 def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) -> TransformerConfig:
-    assert spec.family in ("qwen3", "qwen3_moe"), spec.family
     full = train.recompute == "full"
     uneven = len(set(train.stage_layers)) > 1
-    return TransformerConfig(
+    kind = TransformerConfig if spec.mla is None else MLATransformerConfig
+    return kind(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_heads,
@@ -75,7 +76,12 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         ffn_hidden_size=spec.ffn_hidden_size,
         normalization="RMSNorm",
         layernorm_epsilon=spec.rms_norm_eps,
-        qk_layernorm=True,
+        # MiniMax's norm over all heads is a module of its own.
+        qk_layernorm=spec.mla is not None or spec.qk_norm == "head",
+        layernorm_zero_centered_gamma=spec.zero_centered_norms,
+        attention_output_gate=spec.output_gate,
+        add_qkv_bias=spec.qkv_bias,
+        rotary_interleaved=spec.rotary_interleaved,
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
@@ -99,7 +105,9 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
-        **(expert_fields(spec.moe, train) if spec.moe is not None else {}),
+        **expert_fields(spec, train),
+        **latent_fields(spec),
+        **delta_net_fields(spec),
         **passed_on(train, "transformer"),
     )
 

@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlrun.config.sections.base import NOT_SEMANTIC, NonNegative, Positive, Section
+from rlrun.families import FAMILIES
+
+FAMILY_NAMES = tuple(FAMILIES)
 
 
 class ArchitectureConfig(Section):
@@ -50,6 +53,8 @@ class ArchitectureConfig(Section):
     """Width of one expert (intermediate_size in MiniMax)."""
     shared_expert_intermediate_size: Positive | None = None
     """Width of the gated expert that every token passes (Qwen3.5)."""
+    routed_scaling_factor: Annotated[float, Field(gt=0)] | None = None
+    """Factor of the routed experts' weights (GLM)."""
     n_shared_experts: Positive | None = None
     """Experts that every token passes, each moe_intermediate_size wide (GLM)."""
     first_k_dense_replace: NonNegative | None = None
@@ -91,18 +96,8 @@ class ArchitectureConfig(Section):
 class ModelConfig(Section):
     name: str = Field(json_schema_extra=NOT_SEMANTIC)
     """Label used in reports."""
-    family: Literal[
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "glm4",
-        "glm4_moe",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "minimax_m2",
-    ]
-    """Which weight mapping and layer spec to use. All can be planned; this version runs qwen3."""
+    family: Literal[FAMILY_NAMES]  # type: ignore[valid-type]
+    """Which weight mapping and layer spec to use. All can be planned; what can be trained is said by the plan."""
     path: str | None = None
     """Local directory of a Hugging Face checkpoint, or a Hub id (org/name). Null only with init=random."""
     init: Literal["pretrained", "random"] = "pretrained"

@@ -15,10 +15,6 @@ CODES: dict[str, str] = {
         "Asynchronous modes can be planned, with their times, bubbles and staleness. The loop of this version waits "
         "for each weight sync before it generates: async_mode=sync runs."
     ),
-    "random-family": (
-        "A checkpoint of random weights can be planned for every family and made for qwen3; the others need "
-        "model.path. The CPU twin of another family (+twin=cpu) therefore plans, and does not run yet."
-    ),
     "weights-not-here": (
         "The folder of model.path has a config.json and neither weights nor tokenizer, which is enough for a plan and "
         "not for a run."

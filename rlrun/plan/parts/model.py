@@ -15,6 +15,8 @@ class MoeSpec:
     shared_ffn_hidden_size: int  # of the experts every token passes; 0 without
     shared_gate: bool
     first_dense: int
+    score: str = "softmax"  # softmax over the chosen | sigmoid, with a correction bias for the selection
+    scaling: float = 1.0  # of the chosen experts' weights, which sum to 1 before
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class IndexerSpec:
     head_dim: int
     top_k: int
     full_layers: tuple[int, ...]
+    freq: int = 1  # layers that share one selection
+    offset: int = 0  # first layers that all have their own
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ class ModelSpec:
     qk_norm: str = "head"  # none | head (one weight for all heads) | full (over all heads at once)
     output_gate: bool = False  # attention output gated by a second half of the query projection
     sandwich_norms: bool = False  # also norms behind attention and MLP
+    zero_centered_norms: bool = False  # norms multiply by 1 + weight
     rotary_fraction: float = 1.0
+    rotary_interleaved: bool = False  # rotates pairs of neighbours, not of halves
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     linear_attention: LinearAttentionSpec | None = None

@@ -10,8 +10,8 @@ from rlrun.config.arguments import megatron, sglang
 from rlrun.config.arguments.check import matches
 from rlrun.config.origin import show
 from rlrun.errors import Problem
+from rlrun.families import fields_of
 from rlrun.plan.context import Context
-from rlrun.plan.families import fields_of
 
 SGLANG = "rollout.sglang"
 MEGATRON = "trainer.megatron"

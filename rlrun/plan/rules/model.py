@@ -12,8 +12,8 @@ import yaml
 from rlrun.config.sections.model import ArchitectureConfig
 from rlrun.config.shipped import shipped
 from rlrun.errors import Problem, RlrunError
+from rlrun.families import fields_of
 from rlrun.plan.context import Context
-from rlrun.plan.families import fields_of
 from rlrun.plan.model_spec import read_architecture
 from rlrun.plan.placement import divisors, one_of
 from rlrun.plan.weight_files import (
