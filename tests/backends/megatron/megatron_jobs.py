@@ -251,7 +251,7 @@ def logprobs_of(
     from megatron_plans import make_plan
 
     from rlrun.backends.megatron import cpu, device, logprobs
-    from rlrun.backends.megatron.mapping import Columns
+    from rlrun.families.splits import Columns
 
     tp = rendezvous.world_size
     plan = make_plan(tp=tp)
