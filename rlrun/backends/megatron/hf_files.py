@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlrun.backends.megatron import mapping
 from rlrun.errors import Problem, RlrunError
-from rlrun.families import hf_shapes, hf_tensors
+from rlrun.families import hf_shapes, hf_tensors, is_untrained
 from rlrun.families.splits import Shape
 from rlrun.plan.types import ModelSpec
 
@@ -86,7 +86,7 @@ def check(weights: HfWeights, spec: ModelSpec) -> None:
     """Every tensor is accounted for, before any is loaded. RlrunError with all problems together."""
     expected = hf_shapes(spec)
     present = set(weights.names())
-    extra = present - set(expected)
+    extra = {name for name in present - set(expected) if not is_untrained(spec, name)}
     problems = []
     if spec.tied_embeddings and "lm_head.weight" in extra and "model.embed_tokens.weight" in present:
         # Some tied checkpoints store the embedding twice. That is fine as long as both are the same.
