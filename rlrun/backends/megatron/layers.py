@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from rlrun.backends.megatron.attention import CausalAttention
-from rlrun.backends.megatron.mixers import FullNormAttention, SandwichAttention, SandwichMLP
+from rlrun.backends.megatron.mixers import FullNormAttention, LatentAttention, SandwichAttention, SandwichMLP
 from rlrun.backends.megatron.norms import RMSNorm
 from rlrun.plan.parameters import is_linear, is_sparse
 from rlrun.plan.types import ModelSpec
@@ -60,6 +60,7 @@ def _attention(spec: ModelSpec, attention: ModuleSpec) -> None:
     parts = attention.submodules
     parts.core_attention = CausalAttention
     if spec.mla is not None:
+        attention.module = LatentAttention
         parts.q_layernorm = parts.kv_layernorm = RMSNorm
     elif spec.qk_norm == "head":
         parts.q_layernorm = parts.k_layernorm = RMSNorm
