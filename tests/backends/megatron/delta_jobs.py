@@ -14,9 +14,7 @@ from rlrun.backends.base import Rendezvous
 from rlrun.plan.types import LinearAttentionSpec, RunPlan
 
 HIDDEN = 24
-SHAPE = LinearAttentionSpec(
-    num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=16, conv_kernel=4, full_interval=4
-)
+SHAPE = LinearAttentionSpec(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=16, conv_kernel=4, full_interval=4)
 KEYS, VALUES = SHAPE.num_key_heads * SHAPE.key_dim, SHAPE.num_value_heads * SHAPE.value_dim
 SECTIONS = {
     "in_proj.weight": [KEYS, KEYS, VALUES, VALUES, SHAPE.num_value_heads, SHAPE.num_value_heads],
@@ -148,20 +146,22 @@ def delta_net_steps(
         scheduler = build_scheduler(optimizer, plan.algo.optimizer)
         x = torch.from_numpy(hidden).to(getattr(torch, plan.model.dtype))
 
-        def step() -> tuple[float, Arrays]:
+        def values() -> Arrays:
+            return {name: p.detach().float().numpy().copy() for name, p in module.named_parameters()}
+
+        def step() -> Arrays:
             model.zero_grad_buffer()
             optimizer.zero_grad()
             model(x)[0].float().square().sum().backward()
             model.finish_grad_sync()
-            _, norm, _ = optimizer.step()
+            optimizer.step()
             scheduler.step(1)
-            return float(norm), {n: p.detach().float().numpy().copy() for n, p in module.named_parameters()}
+            return values()
 
+        found: dict[str, Any] = {"dtypes": {name: str(p.dtype) for name, p in module.named_parameters()}}
         if resume:
             checkpoint.load(directory, model, optimizer, scheduler, plan.train)
-            loaded = {n: p.detach().float().numpy().copy() for n, p in module.named_parameters()}
-            return {"loaded": loaded, "second": step()}
-        dtypes = {n: str(p.dtype) for n, p in module.named_parameters()}
-        first = step()
+            return found | {"loaded": values(), "second": step()}
+        found["first"] = step()
         checkpoint.save(directory, model, optimizer, scheduler, plan.train)
-        return {"dtypes": dtypes, "first": first, "second": step()}
+        return found | {"second": step()}

@@ -16,6 +16,8 @@ from rlrun.backends.sglang.cpu import install_torchvision_ops
 
 pytestmark = pytest.mark.engines
 LENGTHS = [5, 66, 1, 130]
+LR = 1e-4
+WIDE = {"A_log", "dt_bias"}
 
 
 @functools.cache
@@ -130,33 +132,36 @@ def test_like_hugging_face(ranks, batching, tp, sequence_parallel):
         close(merge(name, [r["gradients"][name] for r in results]), gradient, 1e-4, name)
 
 
-@pytest.mark.parametrize("distributed_optimizer", [True, False])
-def test_float32_parameters_of_a_bfloat16_model_are_trained_and_saved(ranks, tmp_path, distributed_optimizer):
-    """The decays move by less than bfloat16 could show; tp 2 saves, tp 1 and tp 2 go on in the same way."""
+@pytest.mark.parametrize(
+    ("layout", "distributed_optimizer"), [({"tp": 2}, True), ({"tp": 2}, False), ({"dp": 2}, True)]
+)
+def test_float32_parameters_of_a_bfloat16_model_are_trained_and_saved(ranks, tmp_path, layout, distributed_optimizer):
+    """The decays move by less than bfloat16 could show. What was saved loads into every layout, and the next step there
+    is the one that the run itself took."""
     hidden = rows("padded")[0]
-    common = {"dtype": "bfloat16", "distributed_optimizer": distributed_optimizer, "lr": 1e-4, "warmup_steps": 0}
-    plan = make_plan(tp=2, **common)
-    saved = ranks.run(2, "delta_net_steps", plan, weights(), hidden, str(tmp_path), False)
-    wide = {name for name, dtype in saved[0]["dtypes"].items() if dtype == "torch.float32"}
-    assert wide == {"A_log", "dt_bias"}
-    norm, first = saved[0]["first"]
-    assert norm > 0
-    before = weights()
-    for name in before:
-        moved = np.abs(merge(name, [r["first"][1][name] for r in saved]) - before[name])
-        if name in wide:
-            assert (np.abs(moved - 1e-4) < 2e-5).all(), name  # Adam's first step is lr, whatever the gradient
-    for tp in (1, 2):
-        resumed = ranks.run(tp, "delta_net_steps", make_plan(tp=tp, **common), None, hidden, str(tmp_path), True)
-        for name in before:
-            loaded = merge(name, [r["loaded"][name] for r in resumed])
-            assert np.array_equal(loaded, merge(name, [r["first"][1][name] for r in saved])), name
-            after = merge(name, [r["second"][1][name] for r in resumed])
-            wanted = merge(name, [r["second"][1][name] for r in saved])
-            if tp == 2:
-                assert np.array_equal(after, wanted), name
-            elif name in wide:
-                close(after - loaded, wanted - loaded, 0.05, name)
+    rates = {"lr": LR, "min_lr": 0.0, "warmup_steps": 0, "eps": 1e-12}
+    common = {"dtype": "bfloat16", "distributed_optimizer": distributed_optimizer, **rates}
+
+    def run(layout: dict[str, int], *args: Any) -> dict[str, dict[str, np.ndarray]]:
+        results = ranks.run(2 if layout else 1, "delta_net_steps", make_plan(**layout, **common), *args)
+        shards = results[: layout.get("tp", 1)]
+        wide = {name for name, dtype in shards[0]["dtypes"].items() if dtype == "torch.float32"}
+        assert wide == WIDE
+        return {
+            key: {n: merge(n, [s[key][n] for s in shards]) for n in weights()} for key in shards[0] if key != "dtypes"
+        }
+
+    saved = run(layout, weights(), hidden, str(tmp_path), False)
+    for name in WIDE:  # Adam's first step is lr for every parameter
+        assert np.allclose(np.abs(saved["first"][name] - weights()[name]), LR, rtol=0.02), name
+    for other in ({}, {"tp": 2}, {"dp": 2} if distributed_optimizer else {}):
+        resumed = run(other, None, hidden, str(tmp_path), True)
+        for name in weights():
+            assert np.array_equal(resumed["loaded"][name], saved["first"][name]), name
+            if other == layout:
+                assert np.array_equal(resumed["second"][name], saved["second"][name]), name
+        for name in WIDE:  # rounding to bfloat16 differs between layouts; a moment of another parameter would show
+            close(resumed["second"][name] - saved["first"][name], saved["second"][name] - saved["first"][name], 0.05)
 
 
 def test_context_parallelism_is_refused():
