@@ -61,8 +61,8 @@ def gated_delta_rule(
     if kernel == "torch":
         rows, width = v.shape[:2]
         bounds = range(0, rows * width + 1, width) if bounds is None else bounds
-        flat = (x.flatten(0, 1) for x in (q, k, v, g, beta))
-        return chunked(*flat, tuple(bounds)).view(v.shape)
+        q, k, flat, g, beta = (x.flatten(0, 1) for x in (q, k, v, g, beta))
+        return chunked(q, k, flat, g, beta, tuple(bounds)).view(v.shape)
     assert bounds is None or len(v) == 1, "packed samples are one row"
     return {"fla": _fla, "flashqla": _flashqla}[kernel](q, k, v, g, beta, bounds)
 
