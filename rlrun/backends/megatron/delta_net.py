@@ -106,7 +106,9 @@ class GatedDeltaNet(stock.GatedDeltaNet):
         dtype = self.A_log.dtype
         g = -self.A_log.exp() * F.softplus(alpha.to(dtype) + self.dt_bias)
 
-        out = gated_delta_rule(q, k, v, g, beta.to(dtype).sigmoid(), bounds, self.kernel)
+        # Where whole layers are recomputed, there is nothing left to gain.
+        recompute = self.config.recompute_granularity != "full"
+        out = gated_delta_rule(q, k, v, g, beta.to(dtype).sigmoid(), bounds, self.kernel, recompute)
         out = self.out_norm(out, gate, self.pg_collection.tp)
         return self.out_proj(out.flatten(2).transpose(0, 1).contiguous())
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rlrun.errors import RunFailed
 
@@ -52,17 +53,28 @@ def choose_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, bounds: Sequence[int] | None = None, kernel: str = "torch"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    bounds: Sequence[int] | None = None,
+    kernel: str = "torch",
+    recompute: bool = False,
 ) -> Tensor:
     """q, k [b, s, key heads, dk], not normalised yet (every head is brought to length 1 here); v [b, s, value heads,
     dv], of which each key head serves an equal run; g <= 0 and beta in (0, 1) [b, s, value heads], float32. Returns
     [b, s, value heads, dv] in v's dtype. With `bounds` (0, ..., s) the one row (b = 1) holds samples end to end, each
-    of which starts from an empty state; without, each row is a sample. `kernel`: what `choose_kernel` returned."""
+    of which starts from an empty state; without, each row is a sample. `kernel`: what `choose_kernel` returned. `recompute` keeps the arguments alone for the
+    backward pass, as the kernels do anyway: torch's own keep some 9 kB for a token and value head of 128 columns."""
     if kernel == "torch":
         rows, width = v.shape[:2]
         bounds = range(0, rows * width + 1, width) if bounds is None else bounds
         q, k, flat, g, beta = (x.flatten(0, 1) for x in (q, k, v, g, beta))
-        return chunked(q, k, flat, g, beta, tuple(bounds)).view(v.shape)
+        arguments = (q, k, flat, g, beta, tuple(bounds))
+        if recompute and torch.is_grad_enabled():
+            return checkpoint(chunked, *arguments, use_reentrant=False, preserve_rng_state=False).view(v.shape)
+        return chunked(*arguments).view(v.shape)
     assert bounds is None or len(v) == 1, "packed samples are one row"
     return {"fla": _fla, "flashqla": _flashqla}[kernel](q, k, v, g, beta, bounds)
 

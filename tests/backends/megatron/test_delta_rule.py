@@ -104,6 +104,26 @@ def test_the_gradient_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(rule, inputs, fast_mode=True)
 
 
+def test_recomputation_keeps_the_arguments_alone_and_changes_no_bit():
+    bounds, inputs = (0, 90, 400), [x.float().unsqueeze(0).requires_grad_() for x in rule_inputs(400, seed=9)]
+
+    def run(recompute: bool) -> tuple[int, list[Tensor]]:
+        kept: dict[int, int] = {}
+
+        def keep(x: Tensor) -> Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            out = delta_rule.gated_delta_rule(*inputs, bounds, recompute=recompute)
+        bytes_kept = sum(kept.values())
+        return bytes_kept, [out, *gradients(out, inputs, torch.ones_like(out))]
+
+    (plain, wanted), (lean, found) = run(False), run(True)
+    assert lean <= sum(4 * x.numel() for x in inputs) < plain
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 @given(LENGTHS)
 def test_chunks_hold_every_token_once_and_no_chunk_two_samples(lengths):
     bounds = bounds_of(lengths)
