@@ -65,8 +65,11 @@ def gated_delta_rule(
     """q, k [b, s, key heads, dk], not normalised yet (every head is brought to length 1 here); v [b, s, value heads,
     dv], of which each key head serves an equal run; g <= 0 and beta in (0, 1) [b, s, value heads], float32. Returns
     [b, s, value heads, dv] in v's dtype. With `bounds` (0, ..., s) the one row (b = 1) holds samples end to end, each
-    of which starts from an empty state; without, each row is a sample. `kernel`: what `choose_kernel` returned. `recompute` keeps the arguments alone for the
-    backward pass, as the kernels do anyway: torch's own keep some 9 kB for a token and value head of 128 columns."""
+    of which starts from an empty state; without, each row is a sample. `kernel`: what `choose_kernel` returned.
+
+    `recompute` keeps only the arguments for the backward pass, as the kernels of the packages do anyway; torch's own
+    otherwise keep some 9 kB for each token and value head of 128 columns.
+    """
     if kernel == "torch":
         rows, width = v.shape[:2]
         bounds = range(0, rows * width + 1, width) if bounds is None else bounds

@@ -24,12 +24,18 @@ def causal_conv(x: Tensor, weight: Tensor, bounds: Sequence[int] | None = None, 
         return _by_kernel(function, x, weight, bounds)
     if bounds is None:
         padded = F.pad(x.transpose(1, 2), (kernel - 1, 0))
-        return F.silu(F.conv1d(padded, weight, groups=channels)).transpose(1, 2)
+        return F.silu(_depthwise(padded, weight)).transpose(1, 2)
     assert len(x) == 1, "packed samples are one row"
     into, back = spread(tuple(bounds), kernel - 1, x.device)
     row = torch.cat([x[0], x.new_zeros(1, channels)]).index_select(0, into)
-    out = F.conv1d(row.T.unsqueeze(0), weight, groups=channels)
+    out = _depthwise(row.T.unsqueeze(0), weight)
     return F.silu(out[0].T.index_select(0, back)).unsqueeze(0)
+
+
+def _depthwise(x: Tensor, weight: Tensor) -> Tensor:
+    """[b, channels, s] -> [b, channels, s - K + 1]. With channels innermost, CUDA might take a kernel of cuDNN, which
+    rounds float32 to TF32."""
+    return F.conv1d(x.contiguous(), weight, groups=len(weight))
 
 
 @functools.lru_cache(maxsize=16)

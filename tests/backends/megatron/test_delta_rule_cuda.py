@@ -57,6 +57,13 @@ def test_other_kernels_equal_torchs(kernel, bounds):
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
+def test_the_convolution_in_float32_is_not_tf32(bounds):
+    x, weight = torch.randn(1, 300, 16, dtype=torch.float64), torch.randn(16, 1, 4, dtype=torch.float64)
+    found = short_conv.causal_conv(x.float().cuda(), weight.float().cuda(), bounds)
+    assert relative(found.double().cpu(), short_conv.causal_conv(x, weight, bounds)) < 1e-6
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
 def test_the_convolution_kernel_equals_torchs(bounds):
     pytest.importorskip("causal_conv1d")
     x, weight = torch.randn(1, 300, 16, device="cuda"), torch.randn(16, 1, 4, device="cuda")
