@@ -17,7 +17,7 @@ from hf_process import REFERENCE, ROOT, Reference, hf_logits, hf_logits_of
 from packaging.requirements import Requirement
 from safetensors.torch import save_file
 
-from rlrun.plan.families import FAMILIES
+from rlrun.families import FAMILIES
 from rlrun.plan.model_spec import spec_from_directory
 from rlrun.plan.parameters import count_parameters
 from rlrun.plan.weight_files import read_weight_files, trained
