@@ -111,7 +111,12 @@ def _initial(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> 
 
 
 def _config(spec: ModelSpec, dtype: str) -> dict:
-    own: dict[str, object] = {"bos_token_id": None, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "initializer_range": INIT_STD}
+    own: dict[str, object] = {
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+        "initializer_range": INIT_STD,
+    }
     own["torch_dtype"] = dtype
     config = hf_config(spec)
     if "text_config" in config:

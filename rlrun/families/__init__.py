@@ -4,6 +4,7 @@ fixture in tests/families. Imports no torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from rlrun.families.base import COMMON, Family
@@ -62,3 +63,8 @@ def untrained(spec: ModelSpec) -> tuple[str, ...]:
     """Beginnings of the names of tensors that a checkpoint may hold beside those of `weights_of`: multi-token
     prediction, vision, a sparse attention's indexer."""
     return tuple(prefix.format(layers=spec.num_layers) for prefix in FAMILIES[spec.family].untrained)
+
+
+def is_untrained(spec: ModelSpec, name: str) -> bool:
+    """Whether a tensor is one of those."""
+    return any(fnmatchcase(name, f"{prefix}*") for prefix in untrained(spec))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlrun.errors import Problem
-from rlrun.families import untrained, weights_of
+from rlrun.families import is_untrained, weights_of
 from rlrun.families.splits import Shape, Weight
 from rlrun.plan.model_spec import is_block_fp8, quantization
 from rlrun.plan.parts.model import ModelSpec
@@ -89,8 +89,7 @@ def account(
                     unreadable[source.name] = why
     used |= {source.scale for source in sources.values() if source.scale is not None}
     rest = [name for name in stored if name not in used]
-    known = _known(spec)
-    aside = {name for name in rest if known(name)}
+    aside = {name for name in rest if USELESS.search(name) or any(is_untrained(spec, s) for s in spellings(name))}
     aside |= {name for name in rest if name.endswith(SCALE) and name.removesuffix(SCALE) in aside}
     tied = HEAD if spec.tied_embeddings and HEAD in rest else None
     unexpected = [name for name in rest if name not in aside and name != tied]
@@ -157,13 +156,6 @@ def _unreadable(source: Source, stored: Mapping[str, Stored], block: tuple[int, 
         found, size = list(stored[source.scale].shape), "x".join(map(str, block))
         return f"has scales {found}, and blocks of {size} make {list(expected)}"
     return None
-
-
-def _known(spec: ModelSpec) -> Callable[[str], bool]:
-    """Whether a stored name is one that the family does not train."""
-    patterns = [re.escape(begin).replace(r"\*", r"[^.]+") for begin in untrained(spec)]
-    begins = re.compile("|".join(patterns) or r"(?!)")
-    return lambda name: bool(USELESS.search(name)) or any(begins.match(spelling) for spelling in spellings(name))
 
 
 def block_size(folder: Path) -> tuple[int, int]:

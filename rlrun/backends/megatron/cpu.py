@@ -1,7 +1,7 @@
 """Everything Megatron-core 0.16.1 needs from us to run without a GPU. Inert where CUDA is available.
 
 Megatron-core has no device setting: it writes `device="cuda"`, `tensor.cuda()` and `torch.cuda.current_device()` where
-it wants its own device. `install()` replaces five process-wide functions; `shim()` is a context, to be entered by the
+it wants its own device. `install()` replaces seven process-wide functions; `shim()` is a context, to be entered by the
 thread that runs Megatron, which redirects what is left. Nothing here changes an algorithm.
 """
 
@@ -26,7 +26,7 @@ def install() -> None:
     |--------------------------------------------------------------|-------------------|-----------------------------|
     | `torch.cuda.current_device()`: layers, RoPE, DDP, p2p        | raises            | the CPU device              |
     | `torch.cuda.synchronize()`: pipeline sends, saving           | raises            | nothing to wait for         |
-    | `torch.cuda.Stream()`: made with a layer of experts          | raises            | an object that does nothing |
+    | `torch.cuda.Stream()`, `current_stream()`, `stream()`: experts | raises          | one stream, always current  |
     | `CudaRNGStatesTracker`: weight initialisation, dropout       | raises            | `CpuRNGStatesTracker`       |
     | `_get/_set_cuda_rng_state`: activation recomputation         | raises            | covered by the CPU state    |
     | `jit_fuser` is torch.compile                                 | compiles with g++ | eager                       |
@@ -35,7 +35,9 @@ def install() -> None:
         return
     torch.cuda.current_device = lambda: CPU
     torch.cuda.synchronize = lambda device=None: None
-    torch.cuda.Stream = NoStream  # type: ignore[misc, assignment]
+    torch.cuda.Stream = CpuStream  # type: ignore[misc, assignment]
+    torch.cuda.current_stream = lambda device=None: ONLY_STREAM  # type: ignore[assignment, return-value]
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment, return-value]
     torch.compiler.set_stance("force_eager")
     mcore_random._CUDA_RNG_STATE_TRACKER = CpuRNGStatesTracker()
     mcore_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
@@ -43,11 +45,29 @@ def install() -> None:
     mcore_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: None
 
 
-class NoStream:
-    """On a CPU everything happens in order."""
+class CpuStream:
+    """On a CPU everything happens in order: all streams are the same one."""
 
     def wait_stream(self, other: Any) -> None:
         pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def record_event(self) -> CpuStream:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CpuStream)
+
+    def __hash__(self) -> int:
+        return hash(CpuStream)
+
+
+ONLY_STREAM = CpuStream()
 
 
 def shim() -> AbstractContextManager[Any]:

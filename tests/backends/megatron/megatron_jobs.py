@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from family_jobs import family  # noqa: F401  (a job)
 from memory_jobs import held  # noqa: F401  (a job)
 
 from rlrun.backends.base import Rendezvous
@@ -251,7 +252,7 @@ def logprobs_of(
     from megatron_plans import make_plan
 
     from rlrun.backends.megatron import cpu, device, logprobs
-    from rlrun.backends.megatron.mapping import Columns
+    from rlrun.families.splits import Columns
 
     tp = rendezvous.world_size
     plan = make_plan(tp=tp)

@@ -54,6 +54,9 @@ def make_plan(
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
+    ep: int = 1,
+    etp: int = 1,
+    spec: t.ModelSpec | None = None,
     tied: bool = True,
     batching: str = "packed",
     recompute: str = "none",
@@ -88,7 +91,7 @@ def make_plan(
         slots=tuple(t.Slot(i, 0, i) for i in range(world)),
         max_staleness=0,
         model=t.ModelPlan(
-            "tiny", replace(SPEC, tied_embeddings=tied, num_layers=num_layers), "pretrained", None, None, dtype
+            "tiny", spec or replace(SPEC, tied_embeddings=tied, num_layers=num_layers), "pretrained", None, None, dtype
         ),
         train=t.TrainPlan(
             slots=tuple(range(world)),
@@ -96,6 +99,8 @@ def make_plan(
             pp=pp,
             cp=1,
             dp=dp,
+            ep=ep,
+            etp=etp,
             backend="nccl" if device == "cuda" else "gloo",
             threads=1,
             batching=batching,
