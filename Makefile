@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Another transformers, the reference of the parity tests, in a folder of its own: see requirements/reference.txt.
+REFERENCE := .reference
 # Extra words for pip, e.g. PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
 
@@ -15,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## Install everything into .venv (about 3 minutes; again only when a pin changes)
+setup: $(READY) $(REFERENCE)/.ready  ## Install everything into .venv (about 3 minutes; again only when a pin changes)
 
 $(READY): requirements/cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(f"rlrun needs Python 3.11 or 3.12, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11") if v not in ((3, 11), (3, 12)) else None'
@@ -26,6 +28,12 @@ $(READY): requirements/cpu.txt pyproject.toml
 	@$(BIN)/python -c 'import torch' || { echo "setup: torch does not import; on an index that serves CUDA builds use: make setup PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'"; exit 1; }
 	@touch $(READY)
 	@echo "setup: done. Next: make quickstart"
+
+# Precompiling all of transformers would take longer than everything else here, and the tests import little of it.
+$(REFERENCE)/.ready: requirements/reference.txt | $(READY)
+	@rm -rf $(REFERENCE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile $(PIP_ARGS) --target $(REFERENCE) -r requirements/reference.txt
+	@touch $@
 
 quickstart: setup  ## Train a tiny model with Ray, Megatron-core and SGLang on this machine's CPU
 	$(BIN)/rlrun +experiment=quickstart
@@ -45,5 +53,5 @@ format: setup  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:  ## Remove the environment and every run
-	rm -rf $(VENV) runs
+clean:  ## Remove the environments and every run
+	rm -rf $(VENV) $(REFERENCE) runs
