@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,13 +103,15 @@ def write_hf(
     style: Style | None = None,
     fill_from: str | None = None,
     replace: bool = False,
+    before_it_appears: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes the tensors `named`, each of the family once, as one safetensors file, or as shards with an index when
     they are larger than `max_shard_bytes` together; copies config.json (with this dtype), tokenizer and the like from
     `source`, and the tensors that are not trained from `fill_from`, by default `source`, if it has weights.
 
-    Nothing is held but one tensor. `target` has to be empty unless it is to be replaced. Raises RunFailed when the disk
-    is full or the like; then nothing is there.
+    Nothing is held but one tensor. `target` has to be empty unless it is to be replaced. `before_it_appears` is called
+    with the complete folder under its temporary name. Raises RunFailed when the disk is full or the like; then nothing
+    is there.
     """
     origin = fill_from or source
     with ExitStack() as stack:
@@ -123,6 +125,8 @@ def write_hf(
             rest = left_over(filler, dtype) if filler is not None else {}
             _write_shards(named, layout, filler, rest, folder, max_shard_bytes, target)
             copy_side_files(Path(source), folder, dtype)
+            if before_it_appears is not None:
+                before_it_appears(folder)
         except OSError as error:
             hint = "make room on its disk, or choose another folder"
             raise RunFailed("export", f"writing {target} failed: {error}", hint) from error
