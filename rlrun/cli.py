@@ -10,11 +10,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlrun.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Problem, RlrunError, RunFailed, Where
 
-VERBS = ("run", "plan", "explain", "diff", "schema", "resume")
+FLAGS = ("-h", "--help", "--version", "-m", "--multirun", "--json", "--suggest", "--verify")
+FOLDERS = ("--config-dir", "--origin", "--fill-missing-from")
+VERBS = ("run", "plan", "explain", "diff", "schema", "resume", "models", "convert")
 
 HELP = """\
 Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
@@ -22,6 +24,8 @@ Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
        rlrun diff A B
        rlrun schema [GROUP]
        rlrun resume RUN_DIR [key=value ...]
+       rlrun models
+       rlrun convert hf-to-megatron|megatron-to-hf|hf-to-hf SOURCE TARGET
 
   run      validate, launch and train (default); -m runs every point of key=a,b
   plan     show what run would do; starts nothing, needs no GPU
@@ -30,14 +34,20 @@ Usage: rlrun [run|plan] +experiment=NAME [group=option] [key=value ...]
            of a run, or @FILE with words such as +experiment=quickstart algo.lr=1e-4
   schema   print a JSON Schema of the files in conf/experiment (or of those in conf/GROUP), for editors
   resume   go on with a run that stopped, from its newest checkpoint
+  models   say which models there are, what works with each, and how that was tested
+  convert  turn a Hugging Face checkpoint into Megatron's format, or back, e.g. the checkpoint of a run;
+           hf-to-hf [dtype=bfloat16|float32] changes the type, and undoes FP8
 
   +twin=cpu          run, plan, diff @FILE: the same experiment scaled to this machine's CPU, with the real engines;
                      `rlrun explain twin` says how
   -m, --multirun     a sweep: key=a,b  key=range(1,4)  group=x,y
   --config-dir DIR   also look for groups and experiments in DIR, which has the shape of conf/
-  --json             plan, diff: print the result, or the problems, as JSON
+  --json             plan, diff, models: print the result, or the problems, as JSON
   --suggest          plan: print the changes that make a run fit into its GPUs' memory
   --compare GROUP    plan: every option of a group side by side, e.g. async_mode or placement, by estimated time
+  --verify           convert: compare every tensor, and the logits with those of transformers
+  --origin DIR       convert megatron-to-hf: the Hugging Face checkpoint whose config.json and tokenizer belong to it
+  --fill-missing-from DIR   the same: a checkpoint with the tensors that are not trained, e.g. a vision tower
   -h, --help         show this text
   --version          show the version
 
@@ -61,6 +71,9 @@ class Command:
     """The group whose options are to be compared."""
     show: str | None = None
     """help or version, when that is all that was asked for."""
+    verify: bool = False
+    origin: str | None = None
+    fill_from: str | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,16 +103,17 @@ def parse(arguments: Sequence[str]) -> Command:
     """Sorts the words. Raises RlrunError (bad-usage) for a verb or flag that there is not."""
     words: list[str] = []
     flags: dict[str, bool] = {}
-    config_dir = compare = None
+    folders: dict[str, str] = {}
+    compare = None
     rest = iter(arguments)
     for word in rest:
         name, has_value, value = word.partition("=")
-        if word in ("-h", "--help", "--version", "-m", "--multirun", "--json", "--suggest"):
+        if word in FLAGS:
             flags[{"-h": "--help", "-m": "--multirun"}.get(word, word)] = True
-        elif name == "--config-dir":
-            config_dir = value if has_value else next(rest, None)
-            if not config_dir:
-                raise _usage("--config-dir needs a folder", word, "write --config-dir DIR")
+        elif name in FOLDERS:
+            folders[name] = value if has_value else next(rest, "")
+            if not folders[name]:
+                raise _usage(f"{name} needs a folder", word, f"write {name} DIR")
         elif name == "--compare":
             compare = value if has_value else next(rest, None)
             if not compare or not compare.isidentifier():
@@ -110,21 +124,38 @@ def parse(arguments: Sequence[str]) -> Command:
             words.append(word)
     verb = words.pop(0) if words and words[0] in VERBS else "run"
     if not arguments or "--help" in flags or "--version" in flags:
-        return Command(verb, (), config_dir=config_dir, show="version" if "--version" in flags else "help")
+        return Command(verb, (), config_dir=folders.get("--config-dir"), show="version" if "--version" in flags else "help")
     if verb == "run" and words and words[0].isalpha():
         close = difflib.get_close_matches(words[0], VERBS, n=1)
         hint = f"did you mean `rlrun {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}; see rlrun --help"
         raise _usage(f"there is no verb `{words[0]}`", words[0], hint)
-    command = Command(verb, tuple(words), "--multirun" in flags, "--json" in flags, "--suggest" in flags, config_dir)
-    command = replace(command, compare=compare)
+    command = Command(
+        verb,
+        tuple(words),
+        multirun="--multirun" in flags,
+        as_json="--json" in flags,
+        suggest="--suggest" in flags,
+        config_dir=folders.get("--config-dir"),
+        compare=compare,
+        verify="--verify" in flags,
+        origin=folders.get("--origin"),
+        fill_from=folders.get("--fill-missing-from"),
+    )
     _refuse_idle_flags(command)
     return command
 
 
 def _refuse_idle_flags(command: Command) -> None:
     """Flags that the verb would ignore, and operands that it needs."""
-    if command.as_json and command.verb not in ("plan", "diff"):
-        raise _usage(f"--json belongs to plan and diff, not to {command.verb}", "--json", "leave it out")
+    if command.as_json and command.verb not in ("plan", "diff", "models"):
+        raise _usage(f"--json belongs to plan, diff and models, not to {command.verb}", "--json", "leave it out")
+    for flag, given in (
+        ("--verify", command.verify),
+        ("--origin", command.origin),
+        ("--fill-missing-from", command.fill_from),
+    ):
+        if given and command.verb != "convert":
+            raise _usage(f"{flag} belongs to convert, not to {command.verb}", flag, "leave it out")
     if command.suggest and (command.verb != "plan" or command.multirun or command.as_json):
         raise _usage("--suggest belongs to plan, without -m and --json", "--suggest", "write rlrun plan --suggest ...")
     if command.compare and (command.verb != "plan" or command.multirun or command.suggest):
@@ -133,12 +164,19 @@ def _refuse_idle_flags(command: Command) -> None:
         )
     if command.multirun and command.verb not in ("run", "plan"):
         raise _usage(f"-m belongs to run and plan, not to {command.verb}", "-m", "leave it out")
-    if command.verb in ("resume", "schema") and command.config_dir is not None:
-        reads = {"resume": "resume reads the run's own folder", "schema": "the schema is the same for every folder"}
+    reads = {
+        "resume": "resume reads the run's own folder",
+        "schema": "the schema is the same for every folder",
+        "models": "the models are the shipped ones",
+        "convert": "a conversion reads no configuration",
+    }
+    if command.verb in reads and command.config_dir is not None:
         raise _usage(reads[command.verb], "--config-dir", "leave --config-dir out")
     if command.verb == "diff" and len(command.words) != 2:
         hint = "write rlrun diff A B; changed keys go into a file of words, @FILE"
         raise _usage(f"diff compares two things, and got {len(command.words)}", " ".join(command.words), hint)
+    if command.verb == "models" and command.words:
+        raise _usage("models takes no words", " ".join(command.words), "write rlrun models, or rlrun models --json")
     if command.verb == "schema" and len(command.words) > 1:
         raise _usage("schema takes one group", " ".join(command.words), "write rlrun schema GROUP")
     if command.verb in ("resume", "explain") and (not command.words or "=" in command.words[0]):
@@ -172,6 +210,13 @@ def _run(command: Command) -> int:
         from rlrun.config.json_schema import json_schema
 
         print(json.dumps(json_schema(*command.words), indent=1, ensure_ascii=False))
+    elif command.verb == "models":
+        from rlrun.plan.catalog import catalog, catalog_document, render_catalog
+
+        models = catalog()
+        print(json.dumps(catalog_document(models), indent=1) if command.as_json else render_catalog(models))
+    elif command.verb == "convert":
+        _convert(command)
     elif command.verb == "resume":
         from rlrun.runtime.launch import resume
 
@@ -189,6 +234,19 @@ def _run(command: Command) -> int:
 
         return run(plan)
     return EXIT_OK
+
+
+def _convert(command: Command) -> None:
+    from rlrun.convert.request import notes, parse
+
+    request = parse(command.words, command.origin, command.fill_from, command.verify)
+    for note in notes(request):
+        print(note, file=sys.stderr)
+    # Conversions run on the CPU, whatever else the machine has; torch is told before it is imported.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from rlrun.convert.convert import convert
+
+    print("\n".join(convert(request)))
 
 
 def _plan(command: Command) -> None:

@@ -10,6 +10,7 @@ from rlrun.families import FAMILIES
 from rlrun.plan.groups import POLICY
 from rlrun.plan.types import RunPlan
 from rlrun.plan.weight_files import only_described
+from rlrun.plan.weight_names import is_fp8
 
 SGLANG = "0.5.15.post1"
 """The release that the engines are pinned to."""
@@ -52,6 +53,15 @@ def limits(plan: RunPlan) -> list[Limit]:
     for rule in RULES:
         found += rule(plan)
     return found
+
+
+def _fp8(plan: RunPlan) -> list[Limit]:
+    path = plan.model.path
+    if path is None or not plan.engines or not is_fp8(Path(path)):
+        return []
+    what = f"engines that load {path} in FP8, while the weights they are sent are {plan.model.dtype}"
+    hint = "dequantise it once with `rlrun convert hf-to-hf SOURCE TARGET` and set model.path to TARGET"
+    return [Limit("fp8-not-runnable", what, hint)]
 
 
 def _mode(plan: RunPlan) -> list[Limit]:
@@ -176,4 +186,5 @@ RULES = (
     _external,
     _engine_nodes,
     _engine_parallel,
+    _fp8,
 )

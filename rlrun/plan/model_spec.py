@@ -113,11 +113,12 @@ def read_architecture(directory: str, family: str = "qwen3") -> dict[str, Any]:
     """
     top = _read_config(Path(directory))
     nested = top.get("text_config")
-    config = {"tie_word_embeddings": top.get("tie_word_embeddings")} | nested if isinstance(nested, dict) else top
+    config = {"tie_word_embeddings": top.get("tie_word_embeddings")} | nested if isinstance(nested, dict) else dict(top)
+    config["quantization_config"] = quantization(top) or None
     known = FAMILIES[family]
     supported = SUPPORTED | dict(known.supported)
-    if family == "minimax_m2":
-        supported.pop("quantization_config")  # released in FP8
+    if is_block_fp8(quantization(top)):
+        supported.pop("quantization_config")
     wrong = [f"{k}: {config.get(k)!r}" for k, allowed in supported.items() if config.get(k) not in allowed]
     if top.get("model_type") not in known.model_types:
         wrong.insert(0, f"model_type: {top.get('model_type')!r}")
@@ -132,6 +133,21 @@ def read_architecture(directory: str, family: str = "qwen3") -> dict[str, Any]:
         hint = example if family == "qwen3" else f"use a checkpoint of family {family}, or another model=..."
         raise RlrunError(Problem("model-unsupported", summary, hint=hint))
     return values
+
+
+def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`quantization_config` of a config.json, or of its text model; empty without."""
+    nested = config.get("text_config")
+    inner = nested.get("quantization_config") if isinstance(nested, dict) else None
+    found = config.get("quantization_config") or inner
+    return found if isinstance(found, dict) else {"quant_method": found} if found else {}
+
+
+def is_block_fp8(found: Mapping[str, Any]) -> bool:
+    """FP8 with a scale for each block of a matrix, which is dequantised when it is read."""
+    block = found.get("weight_block_size")
+    whole = isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
+    return whole and found.get("quant_method") == "fp8"
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

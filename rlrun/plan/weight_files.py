@@ -2,6 +2,7 @@
 
 A file begins with the length of its header (8 bytes, little-endian) and the header, JSON: tensor name -> dtype, shape
 and place in the rest of the file. Reading headers takes milliseconds where reading weights takes minutes, and no torch.
+The trainer reads the same headers (`rlrun.backends.megatron.hf_reader`), so a plan and a run judge a checkpoint alike.
 """
 
 from __future__ import annotations
@@ -9,36 +10,40 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlrun.config.recall import recall, remember, stamp
-from rlrun.plan.types import ModelSpec
 
 INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
 """Bytes; what the format allows."""
+BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8}
+BITS |= {"I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64}
+"""Of one element, by the names that safetensors gives types; others (4 bits and the like) are not checked."""
 
-DRAFT_LAYERS = ("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
-"""Families whose multi-token-prediction layers come after the others, as one more model.layers.N."""
-NOT_TRAINED = re.compile(
-    r"""(^|\.)(visual|mtp)\.            # vision tower, multi-token prediction
-    | \.e_score_correction_bias$        # a buffer of the router
-    | rotary_emb\.inv_freq$
-    | _scale(_inv)?$ | \.scale_inv$     # of FP8 weights""",
-    re.VERBOSE,
-)
-LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of the files: `dtype` as safetensors spells it, `file` its name in the folder."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """`sizes`: elements of every tensor. `faults`: why the files cannot be used as they are, in words."""
+    """`tensors`: by name. `faults`: why the files cannot be used as they are, in words."""
 
-    sizes: Mapping[str, int]
+    tensors: Mapping[str, Stored]
     faults: tuple[str, ...]
 
 
@@ -75,25 +80,32 @@ def read_weight_files(folder: Path) -> WeightFiles:
 
 
 def _read(folder: Path) -> WeightFiles:
-    sizes: dict[str, int] = {}
+    tensors: dict[str, Stored] = {}
     faults: list[str] = []
     index = _index(folder)
-    names = sorted(set(index.values())) if index else sorted(file.name for file in folder.glob("*.safetensors"))
-    for name in names:
+    placed: dict[str, set[str]] = {}
+    for tensor, shard in index.items():
+        placed.setdefault(shard, set()).add(tensor)
+    for name in sorted(placed) if index else sorted(file.name for file in folder.glob("*.safetensors")):
         if not (folder / name).is_file():
             continue
         try:
-            header = _header(folder / name)
+            found = _header(folder / name)
         except ValueError as e:
             faults.append(f"{name} {e}")
             continue
-        found = {tensor: math.prod(entry["shape"]) for tensor, entry in header.items()}
-        absent = sorted(tensor for tensor, shard in index.items() if shard == name and tensor not in found)
-        if absent:
-            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            faults.append(f"{name} has no {absent[0]}{more}, which the index places there")
-        sizes |= found if not index else {tensor: size for tensor, size in found.items() if index.get(tensor) == name}
-    return WeightFiles(sizes, tuple(faults))
+        if absent := sorted(placed.get(name, set()) - set(found)):
+            faults.append(f"{name} has no {_first(absent)}, which the index places there")
+        if index:
+            found = {tensor: found[tensor] for tensor in placed[name] if tensor in found}
+        elif twice := sorted(set(found) & set(tensors)):
+            faults.append(f"{name} has {_first(twice)}, which {tensors[twice[0]].file} has too")
+        tensors |= found
+    return WeightFiles(tensors, tuple(faults))
+
+
+def _first(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -105,7 +117,7 @@ def _index(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path) -> dict[str, Stored]:
     """Raises ValueError when the file is cut short or no safetensors file."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -118,52 +130,19 @@ def _header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-            shapes = [size for entry in header.values() for size in entry["shape"]]
-            assert all(isinstance(size, int) for size in shapes)
+            found = {tensor: _stored(entry, path.name) for tensor, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError):
             raise ValueError("is no safetensors file: its header cannot be read") from None
     if size < 8 + length + end:
         raise ValueError(f"is cut short: {size:,} of {8 + length + end:,} bytes")
-    return header
+    if size > 8 + length + end:
+        raise ValueError(f"is longer than its header says: {size:,} bytes, not {8 + length + end:,}")
+    return found
 
 
-def trained(sizes: Mapping[str, int], spec: ModelSpec) -> dict[str, int]:
-    """The tensors that count as parameters of the text model: without vision tower, multi-token prediction, scales of
-    FP8 weights, buffers, and a stored copy of a tied output layer."""
-
-    def counts(name: str) -> bool:
-        layer = LAYER.search(name)
-        draft = layer is not None and int(layer.group(1)) >= spec.num_layers and spec.family in DRAFT_LAYERS
-        tied_copy = name.endswith("lm_head.weight") and spec.tied_embeddings
-        return not (NOT_TRAINED.search(name) or draft or tied_copy)
-
-    return {name: size for name, size in sizes.items() if counts(name)}
-
-
-def absent_parts(names: Mapping[str, int], spec: ModelSpec) -> list[str]:
-    """Parts of the model of which there is no tensor at all."""
-    absent = [
-        part
-        for part, needed in (
-            ("embed_tokens.weight", True),
-            ("norm.weight", True),
-            ("lm_head.weight", not spec.tied_embeddings),
-        )
-        if needed and not any(name == part or re.search(rf"(^|model\.){re.escape(part)}$", name) for name in names)
-    ]
-    there = {int(layer.group(1)) for name in names if (layer := LAYER.search(name))}
-    layers = [layer for layer in range(spec.num_layers) if layer not in there]
-    if layers:
-        absent.append(f"layer{'s' if len(layers) > 1 else ''} {_ranges(layers)}")
-    return absent
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0, 1, 2, 5 -> `0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+def _stored(entry: Any, file: str) -> Stored:
+    shape, dtype, (begin, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
+    assert isinstance(dtype, str)
+    assert all(isinstance(size, int) for size in shape)
+    assert math.prod(shape) * BITS.get(dtype, 8) == (end - begin) * 8 or dtype not in BITS
+    return Stored(tuple(shape), dtype, file)

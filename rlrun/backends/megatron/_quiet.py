@@ -18,7 +18,12 @@ with warnings.catch_warnings():
     import megatron.core.optimizer
     import megatron.core.pipeline_parallel  # noqa: F401
 
-for _name in ("megatron.core.dist_checkpointing", "megatron.core.optimizer", "megatron.core.distributed"):
+for _name in (
+    "megatron.core.dist_checkpointing",
+    "megatron.core.optimizer",
+    "megatron.core.distributed",
+    "megatron.core.transformer.transformer_layer",  # does not know a subclass of its MLP
+):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 # Said once in every process about calls inside megatron-core that are right as they are.

@@ -7,7 +7,7 @@ chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,13 @@ from torch import Tensor, nn
 
 from rlrun.algos.values import value_loss
 from rlrun.backends.megatron import step
-from rlrun.backends.megatron.hf_files import HfWeights
-from rlrun.backends.megatron.mapping import global_parameters, shard
+from rlrun.backends.megatron.hf_reader import HfWeights, fill
 from rlrun.backends.megatron.microbatch import MicroBatch
 from rlrun.backends.megatron.model import build_model, build_optimizer, build_scheduler, wrap_ddp
-from rlrun.errors import Problem, RlrunError
+from rlrun.errors import RlrunError
 from rlrun.families import weights_of
-from rlrun.families.splits import Weight
 from rlrun.plan.types import CriticPlan, ModelSpec, RunPlan
+from rlrun.plan.weight_names import problems
 
 HEAD_WEIGHT, HEAD_BIAS = "output_layer.weight", "output_layer.bias"
 SCORE = "score.weight"
@@ -117,7 +116,7 @@ def build(plan: RunPlan, dtype: torch.dtype, model_dir: str) -> Critic:
     model = build_model(plan.model.spec, plan.train, dtype, kind=ValueModel, tied=False)
     has_head = load_trunk(model, directory, plan.model.spec)
     if ps.is_pipeline_last_stage():
-        _load_head(model, directory, plan.seed, has_head)
+        _load_head(model, directory, plan.model.spec, plan.seed, has_head)
     wrapped = wrap_ddp(model, plan.train)
     optimizer = build_optimizer(wrapped, plan.train, plan.critic.optimizer, plan.checkpoint.gather == "host")
     scheduler = build_scheduler(optimizer, plan.critic.optimizer)
@@ -131,44 +130,26 @@ def load_trunk(model: ValueModel, directory: str, spec: ModelSpec) -> bool:
     """Fills everything but the head; returns whether the checkpoint has one. An output layer in it is not looked at.
     Raises RlrunError, on all ranks together, when tensors are missing or of another shape; then nothing was loaded."""
     trunk = [weight for weight in weights_of(spec) if weight.name != HEAD_WEIGHT]
-    with HfWeights(directory) as weights:
-        _check(weights, trunk)
-        has_head = SCORE in weights.names() and weights.shape(SCORE) == (1, spec.hidden_size)
-        sources = {weight.name: weight for weight in trunk}
-        for name, parameter in global_parameters(model).items():
-            if name not in (HEAD_WEIGHT, HEAD_BIAS):
-                tensors = [weights.tensor(hf) for hf in sources[name].hf]
-                parameter.copy_(shard(sources[name], tensors))
-    return has_head
-
-
-def _check(weights: HfWeights, trunk: list[Weight]) -> None:
-    expected = {name: shape for weight in trunk for name, shape in weight.hf.items()}
-    present = set(weights.names())
-    hint = "set critic.path to null, or to a checkpoint of the policy's architecture"
-    missing = [name for name in expected if name not in present]
-    problems = []
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        summary = f"the critic's checkpoint {weights.directory} lacks {', '.join(missing[:3])}{more}"
-        problems.append(Problem("weights-missing", summary, hint=hint))
-    for name, shape in expected.items():
-        if name in present and weights.shape(name) != shape:
-            found = list(weights.shape(name))
-            summary = f"{name} in the critic's checkpoint {weights.directory} is {found}, expected {list(shape)}"
-            problems.append(Problem("weights-shape", summary, hint=hint))
-    if problems:
-        raise RlrunError(problems)
+    with HfWeights(directory, spec, trunk) as weights:
+        found = weights.found
+        hint = "set critic.path to null, or to a checkpoint of the policy's architecture"
+        # What it has beside the trunk is not looked at.
+        told = problems(replace(found, unexpected=()), f"the critic's checkpoint {directory}", spec, hint)
+        if told:
+            raise RlrunError(told)
+        fill(model, weights, {weight.name: weight for weight in trunk}, skip=(HEAD_WEIGHT, HEAD_BIAS))
+        score = weights.stored.get(SCORE)
+    return score is not None and score.shape == (1, spec.hidden_size)
 
 
 @torch.no_grad()
-def _load_head(model: ValueModel, directory: str, seed: int, has_head: bool) -> None:
+def _load_head(model: ValueModel, directory: str, spec: ModelSpec, seed: int, has_head: bool) -> None:
     """From the checkpoint, else drawn: N(0, 0.02) from the run's seed, so that every rank and layout has the same."""
     head = model.output_layer
     head.bias.zero_()
     if has_head:
-        with HfWeights(directory) as weights:
-            head.weight.copy_(weights.tensor(SCORE))
+        with HfWeights(directory, spec) as weights:
+            head.weight.copy_(weights.raw(SCORE))
     else:
         generator = torch.Generator("cpu").manual_seed(seed)
         head.weight.copy_(HEAD_STD * torch.randn(head.weight.shape, generator=generator))

@@ -32,6 +32,11 @@ class RMSNorm(nn.Module):
         weight = 1 + self.weight.float() if self.zero_centered else self.weight.float()
         return F.rms_norm(x.float(), self.weight.shape, weight, self.eps).to(x.dtype)
 
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """The same on every tensor-parallel rank. Megatron's MLP asks each of its parts."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(state, prefix, {}, sharded_offsets)
+
 
 class FullWidthRMSNorm(nn.Module):
     """The same over `hidden_size` columns, of which this tensor-parallel rank has a slice, and its weight's.

@@ -21,7 +21,8 @@ from rlrun.backends.megatron import (
     cpu,
     critic,
     device,
-    hf_files,
+    hf_reader,
+    hf_writer,
     mapping,
     microbatch,
     step,
@@ -85,7 +86,7 @@ class MegatronTrainer:
     def _load_model(self, model_dir: str, spec: ModelSpec | None = None) -> PolicyModel:
         spec = spec or self.plan.model.spec
         model = build_model(spec, self.plan.train, self.dtype)
-        hf_files.load_hf(model, model_dir, spec)
+        hf_reader.load_hf(model, model_dir, spec)
         return model
 
     @_in_megatron
@@ -206,7 +207,8 @@ class MegatronTrainer:
         spec = self.plan.model.spec
         named = mapping.export_weights(self.model, spec)
         if self.info.rank == 0:
-            hf_files.write_hf(named, spec, self.dtype, self.model_dir, directory)
+            # A run that goes on after its end writes its folder again.
+            hf_writer.write_hf(named, spec, self.dtype, self.model_dir, directory, replace=True)
         for _ in named:
             pass
         dist.barrier()

@@ -17,14 +17,8 @@ from rlrun.plan.context import Context
 from rlrun.plan.decide.model import no_gdn_kernels
 from rlrun.plan.model_spec import read_architecture
 from rlrun.plan.placement import divisors, one_of
-from rlrun.plan.weight_files import (
-    absent_parts,
-    has_weights,
-    missing_shards,
-    only_described,
-    read_weight_files,
-    trained,
-)
+from rlrun.plan.weight_files import has_weights, missing_shards, only_described, read_weight_files
+from rlrun.plan.weight_names import absent_parts, account, block_size, problems
 
 FLASHQLA_HEAD = 128
 """Columns of the key and value heads that FlashQLA has kernels for."""
@@ -89,32 +83,27 @@ def incomplete(c: Context, folder: Path, key: str) -> Iterator[Problem]:
 
 
 def weights(c: Context) -> Iterator[Problem]:
-    """Are the weights whole, and are they as many as the architecture has? Read from the files' headers."""
+    """Are the weights whole, and are they those of the architecture? Read from the files' headers."""
     if c.model_dir is None or not has_weights(Path(c.model_dir)):
         return
-    folder, spec = os.path.basename(c.model_dir), c.spec
-    files = read_weight_files(Path(c.model_dir))
+    path, spec = Path(c.model_dir), c.spec
+    folder, files = os.path.basename(c.model_dir), read_weight_files(path)
     again = "download the whole checkpoint into that folder again"
     if files.faults:
         more = f"; and {len(files.faults) - 3} more" if len(files.faults) > 3 else ""
         summary = f"{folder} is damaged: {'; '.join(files.faults[:3])}{more}"
         yield c.problem("checkpoint-incomplete", summary, "model.path", hint=again)
-    if files.faults or missing_shards(Path(c.model_dir)) or not files.sizes:
+    if files.faults or missing_shards(path) or not files.tensors:
         return
-    names = trained(files.sizes, spec)
-    absent = absent_parts(names, spec)
+    found = account(files.tensors, spec, block_size(path))
+    absent = absent_parts(found, spec)
     if absent:
         summary = f"the weights in {folder} have no {', '.join(absent)}"
         yield c.problem("checkpoint-incomplete", summary, "model.path", hint=again)
         return
-    count = sum(names.values())
-    if count != spec.num_parameters:
-        summary = (
-            f"the weights in {folder} are {count:,} parameters, and its config.json describes "
-            f"{spec.num_parameters:,} ({count - spec.num_parameters:+,})"
-        )
-        hint = f"{again}: config.json and the weights are of different models"
-        yield c.problem("checkpoint-unexpected-size", summary, "model.path", "model.family", hint=hint)
+    hint = f"{again}: config.json and the weights are of different models"
+    for p in problems(found, f"{folder}", spec, hint):
+        yield c.problem(p.code, p.summary, "model.path", "model.family", hint=p.hint or hint)
 
 
 def family_fields(c: Context) -> Iterator[Problem]:

@@ -26,14 +26,14 @@ def edited(source, target, edit):
 
 
 def check(directory, spec):
-    from rlrun.backends.megatron.hf_files import HfWeights, check
+    from rlrun.backends.megatron.hf_reader import HfWeights, check
     from rlrun.errors import RlrunError
 
-    with HfWeights(directory) as weights:
-        try:
-            check(weights, spec)
-        except RlrunError as error:
-            return [(p.code, p.summary) for p in error.problems]
+    try:
+        with HfWeights(directory, spec) as weights:
+            check(weights)
+    except RlrunError as error:
+        return [(p.code, p.summary) for p in error.problems]
     return []
 
 
@@ -75,13 +75,13 @@ def test_an_untied_model_from_a_tied_checkpoint_lacks_its_head(checkpoints):
 
 @pytest.mark.parametrize("content", [None, b"not safetensors"])
 def test_missing_and_broken_files_are_named(tmp_path, content):
-    from rlrun.backends.megatron.hf_files import weight_files
+    from rlrun.backends.megatron.hf_reader import stored_tensors
     from rlrun.errors import RlrunError
 
     if content is not None:
         (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(RlrunError) as raised:
-        weight_files(str(tmp_path))
+        stored_tensors(str(tmp_path))
     (problem,) = raised.value.problems
     assert problem.code == ("weights-not-found" if content is None else "weights-unreadable")
     assert str(tmp_path) in problem.summary
@@ -111,11 +111,12 @@ def test_transformers_reads_an_export_and_computes_the_same_logits(ranks, checkp
 def test_a_large_export_is_cut_into_shards_with_an_index_that_loads(checkpoints, tmp_path):
     from megatron_reference import load
 
-    from rlrun.backends.megatron.hf_files import HfWeights, write_hf
+    from rlrun.backends.megatron.hf_reader import HfWeights
+    from rlrun.backends.megatron.hf_writer import write_hf
     from rlrun.backends.megatron.mapping import expected_names
 
     spec = replace(SPEC, tied_embeddings=False)
-    with HfWeights(checkpoints["untied"]) as weights:
+    with HfWeights(checkpoints["untied"], spec) as weights:
         named = [(name, weights.tensor(name)) for name in expected_names(spec)]
     target = tmp_path / "hf"
     write_hf(iter(named), spec, torch.float32, checkpoints["untied"], str(target), max_shard_bytes=20_000)
