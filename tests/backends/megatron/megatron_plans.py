@@ -54,6 +54,7 @@ def make_plan(
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
+    cp: int = 1,
     tied: bool = True,
     batching: str = "packed",
     recompute: str = "none",
@@ -72,7 +73,7 @@ def make_plan(
     value_clip: float | None = 0.2,
     **optimizer: Any,
 ) -> t.RunPlan:
-    world = tp * pp * dp
+    slots = tp * pp * cp * dp
     return t.RunPlan(
         name="test",
         experiment=None,
@@ -83,18 +84,18 @@ def make_plan(
         config_hash="0" * 12,
         device=device,
         num_nodes=1,
-        gpus_per_node=world,
+        gpus_per_node=slots,
         placement_mode="colocated",
-        slots=tuple(t.Slot(i, 0, i) for i in range(world)),
+        slots=tuple(t.Slot(i, 0, i) for i in range(slots)),
         max_staleness=0,
         model=t.ModelPlan(
             "tiny", replace(SPEC, tied_embeddings=tied, num_layers=num_layers), "pretrained", None, None, dtype
         ),
         train=t.TrainPlan(
-            slots=tuple(range(world)),
+            slots=tuple(range(slots)),
             tp=tp,
             pp=pp,
-            cp=1,
+            cp=cp,
             dp=dp,
             backend="nccl" if device == "cuda" else "gloo",
             threads=1,
@@ -130,3 +131,8 @@ def make_plan(
         critic=t.CriticPlan(critic_path, value_clip, 0, replace(OPTIMIZER, lr=2e-2, clip_grad=1.5)) if critic else None,
         resolved_config={},
     )
+
+
+def world(plan: t.RunPlan) -> int:
+    """Trainer ranks of a plan."""
+    return len(plan.train.slots)

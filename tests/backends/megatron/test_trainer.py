@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from megatron_plans import SPEC, make_plan
+from megatron_plans import SPEC, make_plan, world
 
 from rlrun.algos.options import ImportanceOptions
 from rlrun.plan.types import TeacherPlan
@@ -20,12 +20,10 @@ LAYOUTS = {
     "tp2_sp": {"tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
+    "cp2": {"cp": 2},
 }
+RECOMPUTED = ("tp1", "tp2_sp", "pp2", "cp2")
 NEAR = 1e-5
-
-
-def world(plan):
-    return plan.train.tp * plan.train.pp * plan.train.dp
 
 
 def with_loss(plan, **options):
@@ -109,7 +107,7 @@ def relative(a, b):
 @pytest.mark.parametrize("name", ["tied", "untied"])
 @pytest.mark.parametrize(
     "layout",
-    [*LAYOUTS, "tp1_padded", "tp2_padded", "pp2_padded", "tp1_recompute", "tp2_sp_recompute", "pp2_recompute"],
+    [*LAYOUTS, *(f"{x}_padded" for x in ("tp1", "tp2", "pp2", "cp2")), *(f"{x}_recompute" for x in RECOMPUTED)],
 )
 def test_the_gradient_of_every_parameter_equals_autograd_of_hugging_face(ranks, checkpoints, reference, name, layout):
     """Sharded, padded and recomputed alike; dp 2 without a distributed optimizer, so that every rank holds the sum."""
@@ -150,7 +148,7 @@ def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoi
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo"])
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "cp2"])
 def test_other_losses_have_the_gradient_of_hugging_face_too(ranks, checkpoints, reference, layout, loss):
     """A sequence's ratio, its corrections and the entropy's gradient, over a divided vocabulary and divided samples."""
     plan = with_loss(make_plan(distributed_optimizer=False, **LAYOUTS[layout]), **LOSSES[loss])
