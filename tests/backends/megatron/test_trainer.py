@@ -241,9 +241,10 @@ def test_clipping_scales_the_step_to_the_largest_norm_and_zero_means_none(ranks,
             assert np.abs(result["after"][key] - want.numpy()).max() < 1e-3 * np.abs(step).max() + 1e-7, key
 
 
-def test_log_probs_of_a_batch_with_nothing_in_it_and_of_one_token_samples(ranks, checkpoints):
-    plan = make_plan(uses_reference=False)
-    results = ranks.run(1, "odd_batches", plan, checkpoints["tied"])[0]
+@pytest.mark.parametrize("layout", ["tp1", "cp2"])
+def test_log_probs_of_a_batch_with_nothing_in_it_and_of_one_token_samples(ranks, checkpoints, layout):
+    plan = make_plan(uses_reference=False, **LAYOUTS[layout])
+    results = ranks.run(world(plan), "odd_batches", plan, checkpoints["tied"])[0]
     assert results["empty"] == []
     assert [list(v) for v in results["single"]] == [[0.0], [0.0]]
 
