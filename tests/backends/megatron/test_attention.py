@@ -117,6 +117,37 @@ def test_no_mask_grows_with_the_square_of_the_sample(monkeypatch):
     assert largest == [16 * 256, 16 * 512]
 
 
+@pytest.mark.parametrize("cp", [1, 2])
+def test_the_kernel_for_ragged_rows_is_asked_for_the_same(monkeypatch, cp):
+    """Played by a loop: `varlen_attn` is causal from the ends of queries and keys for a window of (-1, 0)."""
+    from rlrun.backends.megatron import attention
+
+    calls = []
+
+    def played(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        calls.append((cu_q.dtype, int(cu_q.diff().max()) == max_q, int(cu_k.diff().max()) == max_k, window_size))
+        assert enable_gqa == (query.shape[1] != key.shape[1])
+        outputs = []
+        for first, end, at, last in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
+            hidden = (last - at) - (end - first)
+            keys = [x[at:last][:, None] for x in (key, value)]
+            lead = torch.zeros(int(hidden), 1, *query.shape[1:], dtype=query.dtype)
+            rows = torch.cat([lead, query[first:end][:, None]])
+            outputs.append(written_out(rows, *keys, [len(rows)], scale)[int(hidden) :, 0])
+        return torch.cat(outputs)
+
+    monkeypatch.setattr(attention, "varlen_attn", played)
+    monkeypatch.setattr(attention, "takes_ragged", lambda query: True)
+    for shape in ("one head", "grouped"):
+        *tensors, upstream = inputs(SHAPES[shape], sum(LENGTHS))
+        found = with_gradients(in_parts(cp, LENGTHS, 0.37), tensors, upstream)
+        expected = with_gradients(lambda q, k, v: written_out(q, k, v, LENGTHS, 0.37), tensors, upstream)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert set(calls) == {(torch.int32, True, True, (-1, 0))}
+    assert len(calls) == 2 * cp, "one call a row"
+
+
 def test_on_a_cpu_there_is_no_kernel_for_ragged_rows():
     from rlrun.backends.megatron.attention import takes_ragged
 
