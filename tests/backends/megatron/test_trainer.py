@@ -125,6 +125,18 @@ def test_the_gradient_of_every_parameter_equals_autograd_of_hugging_face(ranks, 
         assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
 
 
+@pytest.mark.parametrize("beside", ["tp2_sp", "pp2", "dp2"])
+def test_context_parallelism_goes_with_the_other_kinds(ranks, checkpoints, reference, beside):
+    """On four ranks, where each kind has groups of its own."""
+    plan = make_plan(cp=2, distributed_optimizer=False, **LAYOUTS[beside])
+    metrics, expected = hf_gradients(reference, "tied", plan)
+    results = ranks.run(4, "gradients", plan, checkpoints["tied"], reference["tied"]["batches"][0])
+    for key, want in expected.items():
+        assert relative(results[0]["gradients"][key], want) < 1e-4, key
+    for result in results:
+        assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoints, reference, loss):
     """One micro-batch, one for each sample, and empty ones in between."""
