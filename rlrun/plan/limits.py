@@ -134,9 +134,6 @@ def _engine_parallel(plan: RunPlan) -> list[Limit]:
 
 def _parallel(plan: RunPlan) -> list[Limit]:
     found, train, experts = [], plan.train, plan.model.spec.moe is not None
-    if train.cp > 1:
-        what = f"context parallelism (cp {train.cp}) can be planned, and not yet run"
-        found.append(Limit("cp-not-runnable", what, "use `rlrun plan`, or set placement.trainer.cp to 1"))
     if train.ep > 1 or train.etp > 1:
         what = f"expert parallelism (ep {train.ep}, etp {train.etp}) can be planned, and not yet run"
         hint = "use `rlrun plan`, or set placement.trainer.ep and placement.trainer.etp to 1"

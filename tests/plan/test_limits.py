@@ -97,7 +97,6 @@ TWO_NODES = [
         ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
         ("external-engines-not-runnable", EXTERNAL),
         ("engine-nodes-not-runnable", TWO_NODES),
-        ("cp-not-runnable", ["+experiment=qwen3_grpo", "placement.trainer.cp=2", "trainer.max_tokens_per_gpu=8192"]),
         ("offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.offload=true"]),
         ("offload-not-runnable", ["+experiment=qwen3_grpo", "rollout.offload=true"]),
         ("offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_offload=true"]),
@@ -133,6 +132,12 @@ def test_experts_on_several_ranks_are_planned_only(words):
     base = ["+experiment=qwen3_30b_a3b_grpo", "placement.host_memory_gib=null", "placement.gpu=h200_141gb"]
     extra = ["placement.trainer.pp=2"] if "placement.trainer.tp=2" in words else []
     assert "ep-not-runnable" in [limit.code for limit in limits(load_plan([*base, *words, *extra]))]
+
+
+def test_context_parallel_ranks_run():
+    plan = load_plan(["+experiment=qwen3_grpo", "placement.trainer.cp=2", "trainer.max_tokens_per_gpu=8192"])
+    assert (plan.train.cp, plan.train.dp) == (2, 2)
+    assert limits(plan) == []
 
 
 def test_gradients_in_bfloat16_uneven_stages_and_gathering_on_the_host_run():
