@@ -11,12 +11,6 @@ from rlrun.plan.groups import POLICY
 from rlrun.plan.types import RunPlan
 from rlrun.plan.weight_files import only_described
 
-SGLANG = "0.5.15.post1"
-"""The release that the engines are pinned to."""
-
-STALE_ROUTER = ("glm4_moe",)
-"""Families whose router SGLang copies once."""
-
 
 @dataclass(frozen=True)
 class Limit:
@@ -39,10 +33,6 @@ def limits(plan: RunPlan) -> list[Limit]:
         what = f"random weights can be made for {', '.join(RANDOM)} only, not for {family}"
         hint = "set model.init to pretrained with model.path, or choose model=tiny_qwen3"
         found.append(Limit("random-family", what, hint))
-    if family in STALE_ROUTER:
-        what = f"SGLang {SGLANG} keeps an fp32 copy of the router of {family} that weight syncs do not refresh"
-        hint = "use `rlrun plan`; the copy has to be refreshed in place after each sync (rlrun explain stale-router)"
-        found.append(Limit("stale-router", what, hint))
     path = plan.model.path
     if path is not None and only_described(Path(path)):
         hint = "download weights and tokenizer into that folder, or set model.path to the Hub id"

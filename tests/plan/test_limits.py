@@ -39,13 +39,6 @@ def test_a_family_that_runs_is_not_refused(monkeypatch):
     check_machine(load_plan(["+experiment=quickstart"]))
 
 
-def test_a_router_that_engines_would_not_refresh_is_a_limit_with_its_mitigation():
-    found = {limit.code: limit for limit in limits(load_plan([*ON_CPU, "model=glm4_5_air"]))}
-    assert "fp32 copy" in found["stale-router"].what
-    assert "refreshed in place" in found["stale-router"].hint
-    assert "stale-router" not in [limit.code for limit in limits(load_plan([*ON_CPU, "model=glm4_7_flash"]))]
-
-
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_random_weights_of_a_family_without_a_maker_are_planned_and_not_made(family):
     found = [limit.code for limit in limits(load_plan(["+experiment=quickstart", f"model=tiny_{family}"]))]

@@ -149,9 +149,9 @@ def _qwen3_5(config: dict, spec: ModelSpec) -> dict:
     vision |= {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
     vision |= {"out_hidden_size": spec.hidden_size, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
     top = {"text_config": text, "vision_config": vision, "tie_word_embeddings": spec.tied_embeddings}
-    # Ids that no text has: inside the vocabulary, where the classes want them, and not used by the tests.
+    # Ids that no text has.
     special = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    top |= {name: spec.vocab_size - 1 for name in special}
+    top |= {name: spec.vocab_size + i for i, name in enumerate(special)}
     return top | _is(kind, "Qwen3_5MoeForConditionalGeneration" if experts else "Qwen3_5ForConditionalGeneration")
 
 
