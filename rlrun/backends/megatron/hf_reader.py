@@ -18,7 +18,7 @@ from torch import Tensor
 from rlrun.backends.megatron import mapping
 from rlrun.backends.megatron.slow import Slow
 from rlrun.errors import Problem, RlrunError
-from rlrun.families.splits import Shape, Weight
+from rlrun.families.splits import Weight
 from rlrun.plan.types import ModelSpec
 from rlrun.plan.weight_files import INDEX, Stored, has_weights, missing_shards, read_weight_files
 from rlrun.plan.weight_names import FP8, HEAD, SCALE, Account, Source, account, block_size, problems, some

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def install_torchvision_ops() -> None:
@@ -26,3 +30,47 @@ def install_torchvision_ops() -> None:
             pass
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def register_kernels() -> None:
+    """Registers torch code in place of the Triton kernels that have no other CPU path, through SGLang's hook registry.
+
+    Call in the launching process and in every child, before SGLang loads its plugins.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    minimax = "sglang.srt.models.minimax_m2."
+    HookRegistry.register(f"{minimax}rms_sumsq_serial", sums_of_squares, HookType.REPLACE)
+    HookRegistry.register(f"{minimax}rms_apply_serial", apply_rms_norms, HookType.REPLACE)
+
+
+def sums_of_squares(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Sums of squares over the rows of x1 [n, d1] and x2 [n, d2], in float32: [2n], those of x1 first.
+
+    Replaces `rms_sumsq_serial` of SGLang's MiniMax-M2, whose norms of queries and keys run over all heads; their sums
+    are added up over tensor-parallel ranks between this function and the next.
+    """
+    import torch
+
+    return torch.cat([x.float().square().sum(dim=-1) for x in (x1, x2)])
+
+
+def apply_rms_norms(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    sum_sq: torch.Tensor,
+    tp_world: int = 1,
+    eps: float = 1e-5,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / sqrt(mean of squares + eps) * w for both, in float32 and back in x's dtype. Each rank has d of the
+    `tp_world` * d columns; `sum_sq` begins with the sums of all ranks. Replaces `rms_apply_serial`, same signature."""
+    import torch
+
+    n = x1.shape[0]
+    out = []
+    for x, w, sums in ((x1, w1, sum_sq[:n]), (x2, w2, sum_sq[n : 2 * n])):
+        scale = torch.rsqrt(sums / x.shape[-1] / tp_world + eps).unsqueeze(-1)
+        out.append((x.float() * scale * w.float()).to(x.dtype))
+    return out[0], out[1]
