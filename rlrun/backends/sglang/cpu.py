@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +32,23 @@ def install_torchvision_ops() -> None:
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def register_kernels() -> None:
+def register_hooks() -> None:
     """Registers torch code in place of the Triton kernels that have no other CPU path, through SGLang's hook registry.
 
     Call in the launching process and in every child, before SGLang loads its plugins.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register("sglang.srt.configs.model_config.ModelConfig.__init__", as_text_model, HookType.BEFORE)
     minimax = "sglang.srt.models.minimax_m2."
     HookRegistry.register(f"{minimax}rms_sumsq_serial", sums_of_squares, HookType.REPLACE)
     HookRegistry.register(f"{minimax}rms_apply_serial", apply_rms_norms, HookType.REPLACE)
+
+
+def as_text_model(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A vision-language model (Qwen3.5) without its image processor, which needs a torchvision that works. rlrun sends
+    token ids alone; SGLang's command line can turn this on, and not off."""
+    return args, kwargs | {"enable_multimodal": False}
 
 
 def sums_of_squares(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
