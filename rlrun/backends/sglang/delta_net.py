@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import itertools
 import sys
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,20 +33,14 @@ def install() -> None:
 
     if importlib.util.find_spec("sgl_kernel") is not None:
         return
-    for function in (
-        fused_sigmoid_mul_cpu,
-        fused_qk_gemma_rmsnorm_cpu,
-        fused_qk_gemma_rmsnorm_with_gate_cpu,
-        fused_gdn_gating_cpu,
-        fused_sigmoid_gating_delta_rule_update_cpu,
-    ):
-        setattr(torch.ops.sgl_kernel, function.__name__, function)
+    for operator in OPERATORS:
+        setattr(torch.ops.sgl_kernel, operator.__name__, operator)
     package, module = types.ModuleType("sgl_kernel"), types.ModuleType("sgl_kernel.mamba")
     package.__path__ = []
     for made in (package, module):
         made.__spec__ = importlib.machinery.ModuleSpec(made.__name__, None, is_package=made is package)
         sys.modules[made.__name__] = made
-    for function in (causal_conv1d_fn_cpu, causal_conv1d_update_cpu, chunk_gated_delta_rule_cpu):
+    for function in FUNCTIONS:
         setattr(module, function.__name__, function)
 
 
@@ -106,7 +102,7 @@ def causal_conv1d_fn_cpu(
     width = weight.shape[1]
     out = torch.empty_like(x)
     bounds = query_start_loc.tolist()
-    for i, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         slot = int(cache_indices[i])
         before = conv_states[slot] if has_initial_state[i] else torch.zeros_like(conv_states[slot])
         whole = torch.cat([before.to(x.dtype), x[:, start:end]], dim=1)
@@ -199,7 +195,7 @@ def layernorm_fn(
     activation: str = "swish",
 ) -> Tensor:
     """RMSNorm(x) * weight * activation(z), all in float32; the one use of this function that Qwen3.5 makes."""
-    assert is_rms_norm and norm_before_gate and group_size is None and bias is None, "not Qwen3.5's norm"
+    assert (is_rms_norm, norm_before_gate, group_size, bias) == (True, True, None, None), "not Qwen3.5's norm"
     out = _rms_norm(x.float(), weight.float(), eps)
     return (out if z is None else out * _activate(z.float(), activation)).to(x.dtype)
 
@@ -236,3 +232,20 @@ def _activate(x: Tensor, activation: str | None) -> Tensor:
         return F.silu(x)
     assert activation in (None, "sigmoid"), activation
     return x if activation is None else x.sigmoid()
+
+
+OPERATORS: tuple[Callable[..., Any], ...] = (
+    fused_sigmoid_mul_cpu,
+    fused_qk_gemma_rmsnorm_cpu,
+    fused_qk_gemma_rmsnorm_with_gate_cpu,
+    fused_gdn_gating_cpu,
+    fused_sigmoid_gating_delta_rule_update_cpu,
+)
+"""What SGLang takes from `torch.ops.sgl_kernel`."""
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    causal_conv1d_fn_cpu,
+    causal_conv1d_update_cpu,
+    chunk_gated_delta_rule_cpu,
+)
+"""What it takes from the module `sgl_kernel.mamba`."""
