@@ -95,6 +95,10 @@ def server_env(
     `visible_gpus`."""
     env = dict(base)
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+    if plan.model.spec.linear_attention is not None:
+        # What a convolution has seen last is kept in bfloat16 unless told otherwise: of a float32 model, decoding then
+        # differs from prefill by 1e-2.
+        env["SGLANG_MAMBA_CONV_DTYPE"] = plan.model.dtype
     if plan.device == "cpu":
         env.update(
             CUDA_VISIBLE_DEVICES="",

@@ -21,11 +21,13 @@ ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 
 if IS_SERVER and __name__ in ("__main__", "__mp_main__"):
     if ON_CPU:
-        from rlrun.backends.sglang import cpu, seeded
+        from rlrun.backends.sglang import cpu, delta_net, seeded
 
         cpu.install_torchvision_ops()  # before anything imports sglang
+        delta_net.install()
         seeded.register_cpu_hooks()
-        cpu.register_kernels()
+        cpu.register_hooks()
+        delta_net.register_hooks()
 
     from rlrun.backends.sglang import derived
 

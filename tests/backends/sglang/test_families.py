@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engines
 FP32 = 1e-4
 ALPHABET = "0123456789 "
 TOKENS = [1, 4, 13, 5, 1, 3, 7, 9, 11, 6, 12, 8, 3, 3, 10, 4, 5, 9, 1, 13, 12, 7]
-SERVED = ("qwen3_moe", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+SERVED = ("qwen3_moe", "qwen3_5", "qwen3_5_moe", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
 
 
 @pytest.mark.parametrize("family", SERVED)
