@@ -39,13 +39,16 @@ def delta_net_fields(linear: LinearAttentionSpec) -> dict[str, Any]:
 
 
 def delta_net_submodules(config: TransformerConfig, kernel: str = "auto") -> ModuleSpec:
-    """What stands in place of `self_attention` in the spec of a layer. `kernel` is `model.gdn_backend`."""
+    """What stands in place of `self_attention` in the spec of a layer. `kernel` is `train.gdn_backend` of the plan;
+    RunFailed when its package is not installed (here, because Megatron makes another error of one raised while it
+    builds a module)."""
     assert config.context_parallel_size == 1, "a gated delta net needs whole sequences"
     assert config.linear_num_value_heads % config.linear_num_key_heads == 0
     assert config.linear_num_key_heads % config.tensor_model_parallel_size == 0
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return ModuleSpec(
         module=GatedDeltaNet,
-        params={"kernel": kernel},
+        params={"kernel": choose_kernel(kernel, device, config.params_dtype)},
         submodules=stock.GatedDeltaNetSubmodules(
             in_proj=ColumnParallelLinear, out_norm=OutputNorm, out_proj=RowParallelLinear
         ),
@@ -75,7 +78,7 @@ class GatedDeltaNet(stock.GatedDeltaNet):
     q, k and v, the gated delta rule, a gated norm, out_proj. A_log and dt_bias are float32 in any model: bfloat16
     would round decay rates to 1 in 256."""
 
-    def __init__(self, config: TransformerConfig, *args: Any, kernel: str = "auto", **kwargs: Any):
+    def __init__(self, config: TransformerConfig, *args: Any, kernel: str = "torch", **kwargs: Any):
         assert config.context_parallel_size == 1, "a gated delta net needs whole sequences"
         with _built_without_fla():
             super().__init__(config, *args, **kwargs)
@@ -84,7 +87,7 @@ class GatedDeltaNet(stock.GatedDeltaNet):
             wide = nn.Parameter(getattr(self, name).detach().to(_wide(config.params_dtype)))
             wide.tensor_model_parallel = True
             setattr(self, name, wide)
-        self.kernel = choose_kernel(kernel, self.A_log.device, config.params_dtype)
+        self.kernel = kernel  # what `choose_kernel` returned
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, packed_seq_params: Any = None, **unused: Any
