@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlrun.backends.megatron.delta_rule import choose_kernel, gated_delta_rule
 from rlrun.backends.megatron.short_conv import causal_conv
@@ -66,11 +67,17 @@ class OutputNorm(nn.Module):
         weight = torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device())
         self.weight = nn.Parameter(weight)
 
-    def forward(self, x: Tensor, gate: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-        """x, gate [..., hidden_size]."""
+    def forward(self, x: Tensor, gate: Tensor, group: torch.distributed.ProcessGroup, recompute: bool) -> Tensor:
+        """x, gate [..., hidden_size]. `recompute` keeps them alone for the backward pass, and no float32 copies."""
         weight = copy_to_tensor_model_parallel_region(self.weight, group)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return (F.rms_norm(x.to(dtype), weight.shape, weight.to(dtype), self.eps) * F.silu(gate.to(dtype))).to(x.dtype)
+        if recompute and torch.is_grad_enabled():
+            return checkpoint(_gated_norm, x, gate, weight, self.eps, use_reentrant=False, preserve_rng_state=False)
+        return _gated_norm(x, gate, weight, self.eps)
+
+
+def _gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    dtype = _wide(x.dtype)
+    return (F.rms_norm(x.to(dtype), weight.shape, weight.to(dtype), eps) * F.silu(gate.to(dtype))).to(x.dtype)
 
 
 class GatedDeltaNet(stock.GatedDeltaNet):
@@ -109,10 +116,10 @@ class GatedDeltaNet(stock.GatedDeltaNet):
         dtype = self.A_log.dtype
         g = -self.A_log.exp() * F.softplus(alpha.to(dtype) + self.dt_bias)
 
-        # Where whole layers are recomputed, there is nothing left to gain.
+        # Float32 inside is computed twice and not kept; where whole layers are recomputed, that would gain nothing.
         recompute = self.config.recompute_granularity != "full"
         out = gated_delta_rule(q, k, v, g, beta.to(dtype).sigmoid(), bounds, self.kernel, recompute)
-        out = self.out_norm(out, gate, self.pg_collection.tp)
+        out = self.out_norm(out, gate, self.pg_collection.tp, recompute)
         return self.out_proj(out.flatten(2).transpose(0, 1).contiguous())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from delta_jobs import delta_net, delta_net_steps  # noqa: F401  (jobs)
+from delta_jobs import delta_net, delta_net_kept, delta_net_steps  # noqa: F401  (jobs)
 from memory_jobs import held  # noqa: F401  (a job)
 
 from rlrun.backends.base import Rendezvous
