@@ -46,5 +46,6 @@ CASES = [
         ["rollout.max_prompt_tokens=1024", "rollout.max_response_tokens=1024"],
     ),
     Case("checkpoint-incomplete", ON_DISK, prepare=weights(cut=1), repair=weights()),
-    Case("checkpoint-unexpected-size", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
+    Case("weights-unexpected", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
+    Case("weights-shape", ON_DISK, prepare=weights(**{"model.norm.weight": (2561,)}), repair=weights()),
 ]
