@@ -63,6 +63,7 @@ GPU_KEYS = (
     "rollout.sglang.mem_fraction_static",
     "rollout.sglang.cuda_graph",
     "model.dtype",
+    "model.gdn_backend",
 )
 """What only a GPU reads, or reads in its own way: back to the default."""
 

@@ -6,9 +6,9 @@ tokens it selects all of them, so dense attention is exact, and longer sequences
 
 Traps: Megatron's default for latent attention is `rope_type="yarn"` with factor 40, which moves logits without a word;
 here it is always plain "rope". Megatron rotates interleaved pairs itself, so the weights load as they are. Hugging Face
-hard-codes 1e-6 for the norms of the two latents, SGLang and Megatron use the config's epsilon. Megatron's own linear
-layers cut the down projections over tensor-parallel ranks. `head_dim` in GLM-5's config.json means nothing. The
-indexer's weights and the multi-token-prediction layer are not trained.
+hard-codes 1e-6 for the norms of the two latents, SGLang and Megatron use the config's epsilon. Megatron's own layers
+without TransformerEngine lose a part of the gradient of the shared keys under tensor parallelism. `head_dim` in GLM-5's
+config.json means nothing. The indexer's weights and the multi-token-prediction layer are not trained.
 """
 
 from __future__ import annotations

@@ -60,18 +60,17 @@ def attention(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
 
 
 def latent_attention(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
-    """Multi-head latent attention. Megatron's own layers cut the down projections over tp as well."""
+    """Multi-head latent attention; the down projections are whole on every rank."""
     m = spec.mla
     assert m is not None
     h, heads, attn, core = spec.hidden_size, spec.num_heads, hf + "self_attn.", mcore + "self_attention."
-    columns = Columns()
-    for name, source, shape in (
-        ("linear_q_down_proj", "q_a_proj", (m.q_rank, h)),
-        ("linear_q_up_proj", "q_b_proj", (heads * (m.nope_dim + m.rope_dim), m.q_rank)),
-        ("linear_kv_down_proj", "kv_a_proj_with_mqa", (m.kv_rank + m.rope_dim, h)),
-        ("linear_kv_up_proj", "kv_b_proj", (heads * (m.nope_dim + m.v_dim), m.kv_rank)),
+    for name, source, shape, split in (
+        ("linear_q_down_proj", "q_a_proj", (m.q_rank, h), Replicated()),
+        ("linear_q_up_proj", "q_b_proj", (heads * (m.nope_dim + m.rope_dim), m.q_rank), Columns()),
+        ("linear_kv_down_proj", "kv_a_proj_with_mqa", (m.kv_rank + m.rope_dim, h), Replicated()),
+        ("linear_kv_up_proj", "kv_b_proj", (heads * (m.nope_dim + m.v_dim), m.kv_rank), Columns()),
     ):
-        yield Weight(f"{core}{name}.weight", {f"{attn}{source}.weight": shape}, columns, n)
+        yield Weight(f"{core}{name}.weight", {f"{attn}{source}.weight": shape}, split, n)
     yield Weight(core + "linear_proj.weight", {attn + "o_proj.weight": (h, heads * m.v_dim)}, Rows(), n)
     yield norm(spec, core + "q_layernorm", attn + "q_a_layernorm", n, m.q_rank)
     yield norm(spec, core + "kv_layernorm", attn + "kv_a_layernorm", n, m.kv_rank)

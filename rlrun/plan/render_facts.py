@@ -34,7 +34,11 @@ def facts(plan: RunPlan) -> list[tuple[str, str]]:
 
 def _model(plan: RunPlan) -> str:
     source = "random weights" if plan.model.init == "random" else plan.model.path or ""
-    return f"{plan.model.name}, {plan.model.spec.num_parameters:,} parameters, {plan.model.dtype}, {source}"
+    facts = f"{plan.model.name}, {plan.model.spec.num_parameters:,} parameters, {plan.model.dtype}, {source}"
+    if plan.model.spec.linear_attention is None:
+        return facts
+    kernels = plan.train.gdn_backend
+    return f"{facts}, delta nets by {'fla where installed, or torch' if kernels == 'auto' else kernels}"
 
 
 def _step(plan: RunPlan) -> str:

@@ -67,6 +67,7 @@ def logits(model: torch.nn.Module, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def main() -> None:
+    torch.set_num_threads(1)
     jobs, out = sys.argv[1:]
     found = {}
     for j, (folder, sequences) in enumerate(json.loads(Path(jobs).read_text())):

@@ -23,7 +23,9 @@ import copy
 import json
 import math
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -48,6 +50,7 @@ NOISE, MOVE = 1e-6, 3e-4
 def main() -> None:
     folder, *names = sys.argv[1:]
     torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
     for name in names:
         tensors = make(FIXTURES[name], Path(folder) / name)
         save_file(tensors, Path(folder) / f"{name}.reference.safetensors")
@@ -59,7 +62,8 @@ def make(fixture: Fixture, target: Path) -> dict[str, Tensor]:
     model = build(fixture.config, target)
     randomise(model)
     weights = on_disk(model, fixture, model.state_dict())
-    save_file(weights | draft(weights, fixture), target / "model.safetensors", metadata={"format": "pt"})
+    weights |= draft(weights, fixture)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     model = check_written(model, target)
     sequences = make_sequences(model)
     tensors = {"initial_logit_sum": initial}
@@ -70,6 +74,7 @@ def make(fixture: Fixture, target: Path) -> dict[str, Tensor]:
     if align_latent_eps(model):
         tensors |= {f"hf_eps.{name}": tensor for name, tensor in own.items()}
         own = evaluate(model, fixture, sequences)
+    check_names(model, own, weights, target)
     return tensors | own
 
 
@@ -208,6 +213,19 @@ def check_written(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
     if not torch.equal(logits(model, tokens), logits(back, tokens)):
         raise SystemExit(f"{folder}: another model comes back from disk")
     return back
+
+
+def check_names(model: torch.nn.Module, found: dict[str, Tensor], weights: dict[str, Tensor], folder: Path) -> None:
+    """Gradients stand under the names of the tensors that they belong to: read as if they were a checkpoint, each comes
+    to the parameter of the model that it is the gradient of."""
+    gradients = {name.removeprefix("gradient."): x for name, x in found.items() if name.startswith("gradient.")}
+    with tempfile.TemporaryDirectory() as other:
+        shutil.copy(folder / "config.json", other)
+        save_file(weights | gradients, Path(other) / "model.safetensors", metadata={"format": "pt"})
+        back = load(other)
+    for (name, x), y in zip(model.named_parameters(), back.parameters(), strict=True):
+        if x.grad is not None and not torch.equal(x.grad, y):
+            raise SystemExit(f"{folder.name}: the gradient of {name} stands under another name")
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from hf_process import REFERENCE, ROOT, Reference, hf_logits, hf_logits_of
 from packaging.requirements import Requirement
 from safetensors.torch import save_file
 
-from rlrun.plan.families import FAMILIES
+from rlrun.families import FAMILIES
 from rlrun.plan.model_spec import spec_from_directory
 from rlrun.plan.parameters import count_parameters
 from rlrun.plan.weight_files import read_weight_files, trained
@@ -65,6 +65,19 @@ def test_the_plan_reads_the_checkpoint_and_counts_its_parameters(references, nam
     assert spec.num_parameters == count_parameters(spec) == sum(sizes.values())
     # What is trained has a gradient and the other way round, but for indexers, which only select.
     assert {tensor for tensor in sizes if INDEXER not in tensor} == set(references[name].gradients())
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_plan_reads_what_does_not_show_in_a_count(references, name):
+    fixture = FIXTURES[name]
+    spec = spec_from_directory(references[name].checkpoint, fixture.family)
+    halves = {"qwen3_5": 0.25, "qwen3_5_moe": 0.25, "glm4": 0.5, "glm4_moe": 0.5, "minimax_m2": 0.5}
+    assert spec.rotary_fraction == halves.get(fixture.family, 1.0)
+    assert spec.rope_theta == fixture.text.get("rope_parameters", fixture.text)["rope_theta"]
+    assert spec.rms_norm_eps == fixture.text["rms_norm_eps"]
+    assert (spec.moe.experts_per_token if spec.moe else 0) == fixture.text.get("num_experts_per_tok", 0)
+    if spec.indexer is not None:
+        assert spec.indexer.full_layers == (0, 1, 2)
 
 
 @pytest.mark.parametrize("name", FIXTURES)
@@ -178,7 +191,7 @@ def loss(reference: Reference, logits: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("name", FIXTURES)
 def test_gradients_are_those_of_the_checkpoint_on_disk(references, losses, name):
     """The loss of what is on disk, and its slope along the gradient in every tensor on disk at once, which is the root
-    of the sum of squares. A gradient under the name of another tensor would take its square away."""
+    of the sum of squares. (That each stands under its own name hf_reference.py checks one by one.)"""
     at, above, below = losses[name]
     assert at == pytest.approx(float(references[name].tensors["loss"]), rel=1e-4)
     assert (above - below) / (2 * STEP) == pytest.approx(norm(references[name].gradients()), rel=1e-2)

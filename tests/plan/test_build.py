@@ -315,3 +315,13 @@ def test_an_argument_can_refer_to_another_key_and_come_from_a_file(tmp_path, mon
     plan = load_plan(["+experiment=mine"], "my_conf")
     assert plan.engines[0].extra == (("max_queued_requests", plan.batch.group_size),)
     assert "my_conf/experiment/mine.yaml:7" in [c.origin for c in plan.changed]
+
+
+def test_auto_kernels_of_a_delta_net_are_decided_where_the_plan_can_tell():
+    """fla or torch depends on what is installed on the trainer's nodes; on a CPU or in float32 it is torch."""
+    tiny = ["+experiment=quickstart", "model=tiny_qwen3_5"]
+    gpu = [*tiny, "placement=gpu_1"]
+    assert load_plan(tiny).train.gdn_backend == "torch"
+    assert load_plan(gpu).train.gdn_backend == "auto"
+    assert load_plan([*gpu, "model.dtype=float32"]).train.gdn_backend == "torch"
+    assert load_plan([*gpu, "model.gdn_backend=fla"]).train.gdn_backend == "fla"

@@ -1,8 +1,8 @@
 """Saving and loading a training state by Megatron's `dist_checkpointing` (format torch_dist), and its digest.
 
 A checkpoint holds the model, the optimizer (in a form that any parallel layout can read), the schedule's position and
-each rank's generator states. Three faults of megatron-core 0.16.1, on any device, are worked around here: two with
-torch's AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `space_buckets`.
+each rank's generator states. Four faults of megatron-core 0.16.1, on any device, are worked around: two with torch's
+AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `space_buckets`, one in `mixed_optimizer`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlrun.backends.megatron import writer
+from rlrun.backends.megatron import mixed_optimizer, writer
 from rlrun.backends.megatron.mapping import global_parameters, unwrap
 from rlrun.errors import RunFailed
 from rlrun.plan.types import TrainPlan
@@ -103,6 +104,8 @@ def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, i
             inner.get_parameter_state_dp_zero = functools.partial(space_buckets, inner)
             if inner.data_parallel_group_gloo is not None:  # it was built to gather on the host
                 metadata |= ON_HOST
+        elif isinstance(inner, Float16OptimizerWithFloat16Params):
+            inner.sharded_state_dict = functools.partial(mixed_optimizer.sharded_state_dict, inner)
     sharded = unwrap(model).sharded_state_dict(metadata=metadata)
     return {
         "model": sharded,

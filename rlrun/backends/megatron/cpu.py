@@ -1,7 +1,7 @@
 """Everything Megatron-core 0.16.1 needs from us to run without a GPU. Inert where CUDA is available.
 
 Megatron-core has no device setting: it writes `device="cuda"`, `tensor.cuda()` and `torch.cuda.current_device()` where
-it wants its own device. `install()` replaces seven process-wide functions; `shim()` is a context, to be entered by the
+it wants its own device. `install()` replaces eight process-wide functions; `shim()` is a context, to be entered by the
 thread that runs Megatron, which redirects what is left. Nothing here changes an algorithm.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import random as mcore_random
+from megatron.core.transformer.moe import token_dispatcher
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
@@ -26,9 +27,10 @@ def install() -> None:
     |--------------------------------------------------------------|-------------------|-----------------------------|
     | `torch.cuda.current_device()`: layers, RoPE, DDP, p2p        | raises            | the CPU device              |
     | `torch.cuda.synchronize()`: pipeline sends, saving           | raises            | nothing to wait for         |
-    | `torch.cuda.Stream()`, `current_stream()`, `stream()`: experts | raises          | one stream, always current  |
+    | `torch.cuda.Stream`, `stream`, `current_stream`: experts     | raises            | one stream, always current  |
     | `CudaRNGStatesTracker`: weight initialisation, dropout       | raises            | `CpuRNGStatesTracker`       |
     | `_get/_set_cuda_rng_state`: activation recomputation         | raises            | covered by the CPU state    |
+    | `maybe_move_tensor_to_cpu`: how many tokens an expert gets   | stays a tensor    | numbers, as from a GPU      |
     | `jit_fuser` is torch.compile                                 | compiles with g++ | eager                       |
     """
     if torch.cuda.is_available() or isinstance(mcore_random._CUDA_RNG_STATE_TRACKER, CpuRNGStatesTracker):
@@ -41,6 +43,7 @@ def install() -> None:
     torch.compiler.set_stance("force_eager")
     mcore_random._CUDA_RNG_STATE_TRACKER = CpuRNGStatesTracker()
     mcore_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    token_dispatcher.maybe_move_tensor_to_cpu = _on_host
     mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
     mcore_random._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: None
 
@@ -96,6 +99,11 @@ class CudaAsCpu(TorchFunctionMode):
         if func is torch.Tensor.type and isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)
         return result
+
+
+def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Megatron's `maybe_move_tensor_to_cpu`, which leaves a tensor that is there already as it is: not as numbers."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _is_cuda(device: Any) -> bool:

@@ -49,17 +49,3 @@ def latent_fields(spec: ModelSpec) -> dict[str, Any]:
         "rotary_base": spec.rope_theta,
         "rotary_percent": 1.0,
     }
-
-
-def delta_net_fields(spec: ModelSpec) -> dict[str, Any]:
-    """Fields of TransformerConfig that a gated delta net reads."""
-    g = spec.linear_attention
-    if g is None:
-        return {}
-    return {
-        "linear_conv_kernel_dim": g.conv_kernel,
-        "linear_key_head_dim": g.key_dim,
-        "linear_value_head_dim": g.value_dim,
-        "linear_num_key_heads": g.num_key_heads,
-        "linear_num_value_heads": g.num_value_heads,
-    }

@@ -18,7 +18,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from rlrun.backends.megatron.attention import CausalAttention
-from rlrun.backends.megatron.mixers import FullNormAttention, SandwichAttention, SandwichMLP
+from rlrun.backends.megatron.delta_net import delta_net_submodules
+from rlrun.backends.megatron.mixers import FullNormAttention, LatentAttention, SandwichAttention, SandwichMLP
 from rlrun.backends.megatron.norms import RMSNorm
 from rlrun.plan.parameters import is_linear, is_sparse
 from rlrun.plan.types import ModelSpec
@@ -32,7 +33,7 @@ def without_transformer_engine() -> None:
         multi_latent_attention.HAVE_TE = False
 
 
-def layer_spec(spec: ModelSpec, layer: int, config: TransformerConfig) -> ModuleSpec:
+def layer_spec(spec: ModelSpec, layer: int, config: TransformerConfig, gdn_backend: str) -> ModuleSpec:
     """Megatron's local spec of layer number `layer` (over all stages, from 0), with our parts in it."""
     sparse = is_sparse(spec, layer)
     built = get_gpt_layer_local_spec(
@@ -45,9 +46,7 @@ def layer_spec(spec: ModelSpec, layer: int, config: TransformerConfig) -> Module
     parts = built.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     if is_linear(spec, layer):
-        from rlrun.backends.megatron.delta_net import delta_net_submodules
-
-        parts.self_attention = delta_net_submodules(config)
+        parts.self_attention = delta_net_submodules(config, gdn_backend)
     else:
         _attention(spec, parts.self_attention)
     if spec.sandwich_norms:
@@ -60,6 +59,7 @@ def _attention(spec: ModelSpec, attention: ModuleSpec) -> None:
     parts = attention.submodules
     parts.core_attention = CausalAttention
     if spec.mla is not None:
+        attention.module = LatentAttention
         parts.q_layernorm = parts.kv_layernorm = RMSNorm
     elif spec.qk_norm == "head":
         parts.q_layernorm = parts.k_layernorm = RMSNorm
@@ -67,9 +67,9 @@ def _attention(spec: ModelSpec, attention: ModuleSpec) -> None:
         attention.module = FullNormAttention
 
 
-def decoder_spec(config: TransformerConfig, spec: ModelSpec) -> TransformerBlockSubmodules:
-    """This pipeline stage's layers, and the final norm."""
+def decoder_spec(config: TransformerConfig, spec: ModelSpec, gdn_backend: str) -> TransformerBlockSubmodules:
+    """This pipeline stage's layers, and the final norm. `gdn_backend`: which kernels compute gated delta nets."""
     without_transformer_engine()
     first = get_transformer_layer_offset(config)
-    layers = [layer_spec(spec, first + i, config) for i in range(get_num_layers_to_build(config))]
+    layers = [layer_spec(spec, first + i, config, gdn_backend) for i in range(get_num_layers_to_build(config))]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)

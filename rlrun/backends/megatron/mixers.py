@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state as ps
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
-from torch import Tensor
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from torch import Tensor, nn
 
 from rlrun.backends.megatron.norms import FullWidthRMSNorm, RMSNorm
 
@@ -54,3 +57,36 @@ class SandwichMLP(MLP):
         output, bias = super().forward(*args, **kwargs)
         assert bias is None
         return self.post_layernorm(output), None
+
+
+class LatentAttention(MLASelfAttention):
+    """Multi-head latent attention whose down projections are whole on every tensor-parallel rank.
+
+    Without TransformerEngine Megatron cuts them, and gathers the rotated slice of the keys, which all heads share, by
+    an operation that keeps only one rank's share of its gradient. Whole projections see this rank's slice of the
+    sequence instead, and the slice of the keys is gathered along the sequence, where gradients are summed.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        ranks = ps.get_tensor_model_parallel_world_size()
+        assert ranks == 1 or config.sequence_parallel, "latent attention on several ranks needs sequence parallelism"
+        self.linear_q_down_proj = WholeLinear(config, config.hidden_size, config.q_lora_rank)
+        latent = config.kv_lora_rank + config.qk_pos_emb_head_dim
+        self.linear_kv_down_proj = WholeLinear(config, config.hidden_size, latent)
+
+
+class WholeLinear(nn.Module):
+    """x @ weight.T without a bias, the same weight on every tensor-parallel rank."""
+
+    def __init__(self, config: Any, in_features: int, out_features: int):
+        super().__init__()
+        device = torch.cuda.current_device()
+        weight = torch.empty(out_features, in_features, dtype=config.params_dtype, device=device)
+        config.init_method(weight)
+        self.weight = nn.Parameter(weight)
+        # Each rank sees its slice of the sequence; Megatron sums the gradients.
+        self.weight.sequence_parallel = config.sequence_parallel
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return F.linear(x, self.weight), None

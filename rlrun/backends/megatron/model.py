@@ -16,7 +16,8 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from torch import Tensor
 
 from rlrun.backends.megatron.arguments import passed_on
-from rlrun.backends.megatron.experts import delta_net_fields, expert_fields, latent_fields
+from rlrun.backends.megatron.delta_net import delta_net_fields
+from rlrun.backends.megatron.experts import expert_fields, latent_fields
 from rlrun.backends.megatron.layers import decoder_spec
 from rlrun.plan.types import ModelSpec, OptimizerPlan, TrainPlan
 
@@ -51,7 +52,7 @@ def build_model(
     config = transformer_config(spec, train, dtype)
     return kind(
         config=config,
-        transformer_layer_spec=decoder_spec(config, spec),
+        transformer_layer_spec=decoder_spec(config, spec, train.gdn_backend),
         vocab_size=padded_vocab_size(spec.vocab_size, train.tp),
         max_sequence_length=spec.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -107,7 +108,7 @@ def transformer_config(spec: ModelSpec, train: TrainPlan, dtype: torch.dtype) ->
         persist_layer_norm=False,
         **expert_fields(spec, train),
         **latent_fields(spec),
-        **delta_net_fields(spec),
+        **(delta_net_fields(spec.linear_attention) if spec.linear_attention is not None else {}),
         **passed_on(train, "transformer"),
     )
 

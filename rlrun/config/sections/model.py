@@ -104,6 +104,10 @@ class ModelConfig(Section):
     """pretrained reads `path`; random makes a checkpoint from `architecture` and `seed` inside the run folder."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of weights and activations; auto is float32 on cpu and bfloat16 on cuda."""
+    gdn_backend: Literal["auto", "fla", "flashqla", "torch"] = Field(default="auto", json_schema_extra=NOT_SEMANTIC)
+    """Kernels of the trainer's gated delta nets (Qwen3.5). fla (flash-linear-attention) and flashqla (FlashQLA, heads
+    of 128 columns, Hopper or data-centre Blackwell) need their package, a GPU and bfloat16; torch runs anywhere. auto
+    is fla where it is installed and can run, otherwise torch."""
     alphabet: str | None = None
     """Characters of the character-level tokenizer made for init=random."""
     architecture: ArchitectureConfig

@@ -8,6 +8,7 @@ from rlrun.config.sections.algo import AlgoConfig
 from rlrun.plan import batch, placement
 from rlrun.plan.attention import attention_share
 from rlrun.plan.context import Context, absolute, supervised
+from rlrun.plan.decide.model import gdn_backend
 from rlrun.plan.parameters import stage_sizes
 from rlrun.plan.parts.model import ModelSpec
 from rlrun.plan.parts.train import AlgoPlan, BatchPlan, OptimizerPlan, TeacherPlan, TrainPlan
@@ -41,6 +42,7 @@ def train_plan(config: RunConfig, spec: ModelSpec) -> TrainPlan:
         optimizer_offload=t.optimizer_offload,
         offload=t.offload,
         attention_share=attention_share(spec) if t.balance_by == "flops" else 0.0,
+        gdn_backend=gdn_backend(config),
         megatron=tuple(t.megatron.engine_arguments.items()),
     )
 

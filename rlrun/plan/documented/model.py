@@ -22,6 +22,11 @@ CODES: dict[str, str] = {
         "this version computes attention over all keys. Both are exactly the same while a sample has no more than "
         "index_topk tokens; beyond that the trainer would learn from log-probs of another function."
     ),
+    "gdn-backend": (
+        "model.gdn_backend names kernels that cannot compute this model's gated delta nets here: those of fla and "
+        "flashqla run on a GPU, in bfloat16, and flashqla's for heads of 128 columns only. auto takes fla where it is "
+        "installed and can run, and otherwise torch, which computes the same anywhere, slower."
+    ),
     "model-unsupported": (
         "config.json describes something that the weight mapping of model.family does not compute: another "
         "model type, attention biases, a scaled rotary embedding, quantised weights. Training it would train "

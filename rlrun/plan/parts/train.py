@@ -43,6 +43,7 @@ class TrainPlan:
     optimizer_offload: bool = False
     offload: bool = False
     attention_share: float = 0.0  # a sample of T tokens is T + this * T^2 work; 0 balances tokens
+    gdn_backend: str = "torch"  # fla | flashqla | torch | auto (fla where the trainer's nodes have it, else torch)
     megatron: tuple[tuple[str, Any], ...] = ()  # further arguments of megatron-core, by their names there
 
 

@@ -14,10 +14,14 @@ from rlrun.config.shipped import shipped
 from rlrun.errors import Problem, RlrunError
 from rlrun.families import fields_of
 from rlrun.plan.context import Context
+from rlrun.plan.decide.model import no_gdn_kernels
 from rlrun.plan.model_spec import read_architecture
 from rlrun.plan.placement import divisors, one_of
 from rlrun.plan.weight_files import has_weights, missing_shards, only_described, read_weight_files
 from rlrun.plan.weight_names import absent_parts, account, block_size, problems
+
+FLASHQLA_HEAD = 128
+"""Columns of the key and value heads that FlashQLA has kernels for."""
 
 SPECIAL_TOKENS = 3
 """The tokenizer of a random model has <|endoftext|>, <|im_start|>, <|im_end|> and then the alphabet."""
@@ -187,6 +191,27 @@ def heads(c: Context) -> Iterator[Problem]:
         yield c.problem("heads-indivisible", summary, f"{prefix}.head_dim", hint=hint)
 
 
+def delta_net(c: Context) -> Iterator[Problem]:
+    """Kernels of the gated delta net: is there one, and can they compute it here."""
+    key, wanted, linear = "model.gdn_backend", c.config.model.gdn_backend, c.spec.linear_attention
+    if linear is None:
+        if c.changed(key):
+            summary = f"family {c.spec.family} has no gated delta net"
+            yield c.problem("inactive-key", summary, key, "model.family", hint=f"set {key} to auto")
+        return
+    if wanted not in ("fla", "flashqla"):
+        return
+    because = no_gdn_kernels(c.config)
+    if because is not None:
+        summary = f"the kernels of {wanted} need a GPU" + (" and bfloat16" if because == "model.dtype" else "")
+        yield c.problem("gdn-backend", summary, key, because, hint=f"set {key} to auto")
+    if wanted == "flashqla" and (linear.key_dim, linear.value_dim) != (FLASHQLA_HEAD, FLASHQLA_HEAD):
+        summary = f"flashqla computes heads of {FLASHQLA_HEAD} columns, and these have {linear.key_dim} (keys) and "
+        summary += f"{linear.value_dim} (values)"
+        keys = ("model.architecture.linear_key_head_dim", "model.architecture.linear_value_head_dim")
+        yield c.problem("gdn-backend", summary, key, *keys, hint=f"set {key} to auto")
+
+
 def sparse_attention(c: Context) -> Iterator[Problem]:
     """The trainer computes dense attention, which is what sparse attention is as long as it selects every key."""
     r, indexer = c.config.rollout, c.spec.indexer
@@ -225,6 +250,7 @@ RULES = (
     architecture,
     shipped_architecture,
     heads,
+    delta_net,
     sparse_attention,
     context_length,
 )

@@ -12,6 +12,7 @@ from weights_on_disk import qwen3_shapes, write_safetensors
 from rlrun.plan.build import load_plan
 
 DSA = [BIG, "placement=cpu_1", "model=glm5"]
+GDN = [QUICK, "model=tiny_qwen3_5", "placement=gpu_1"]
 ON_DISK = [BIG, "model.path=./model"]
 
 
@@ -45,6 +46,10 @@ CASES = [
         [*DSA, "rollout.max_prompt_tokens=4096"],
         ["rollout.max_prompt_tokens=1024", "rollout.max_response_tokens=1024"],
     ),
+    Case("gdn-backend", [QUICK, "model=tiny_qwen3_5", "model.gdn_backend=fla"], ["model.gdn_backend=auto"]),
+    Case("gdn-backend", [*GDN, "model.gdn_backend=flashqla"], ["model.gdn_backend=auto"]),
+    Case("gdn-backend", [*GDN, "model.gdn_backend=fla", "model.dtype=float32"], ["model.gdn_backend=auto"]),
+    Case("inactive-key", [BIG, "model.gdn_backend=torch"], ["model.gdn_backend=auto"]),
     Case("checkpoint-incomplete", ON_DISK, prepare=weights(cut=1), repair=weights()),
     Case("weights-unexpected", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
     Case("weights-shape", ON_DISK, prepare=weights(**{"model.norm.weight": (2561,)}), repair=weights()),
