@@ -104,7 +104,7 @@ def megatron_to_hf(request: Request) -> list[str]:
 
 def hf_to_hf(request: Request) -> list[str]:
     """The same checkpoint with other bytes: FP8 undone, another dtype. Tensor by tensor; Megatron takes no part."""
-    spec = spec_of(request.source, megatron=False)
+    spec = spec_of(request.source)
     with HfWeights(str(request.source), spec) as weights:
         check(weights, HINT)
         dtype = _dtype(weights, request)

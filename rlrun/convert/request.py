@@ -12,7 +12,6 @@ from pathlib import Path
 from rlrun.data.folders import debris, refuse
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.families import FAMILIES
-from rlrun.plan.limits import RUNNABLE
 from rlrun.plan.model_spec import spec_from_directory
 from rlrun.plan.types import ModelSpec
 
@@ -105,9 +104,8 @@ def notes(request: Request) -> list[str]:
     return [f"an earlier conversion was cut off: {folder} can be deleted" for folder in debris(request.target)]
 
 
-def spec_of(folder: Path, megatron: bool = True) -> ModelSpec:
-    """The model of a Hugging Face checkpoint, its family by config.json's model_type. RlrunError when there is none, or
-    with `megatron` none that Megatron has here."""
+def spec_of(folder: Path) -> ModelSpec:
+    """The model of a Hugging Face checkpoint, its family by config.json's model_type. RlrunError when there is none."""
     by_type = {model_type: family.name for family in FAMILIES.values() for model_type in family.model_types}
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
@@ -116,12 +114,7 @@ def spec_of(folder: Path, megatron: bool = True) -> ModelSpec:
     if found not in by_type:
         hint = f"convert a checkpoint of {', '.join(FAMILIES)}"
         raise RlrunError(Problem("model-unsupported", f"{folder}/config.json says model_type {found!r}", hint=hint))
-    spec = spec_from_directory(str(folder), by_type[found])
-    if megatron and spec.family not in RUNNABLE:
-        summary = f"the layers of family {spec.family} are not in the Megatron backend yet"
-        hint = f"hf-to-hf reads it; Megatron has {', '.join(RUNNABLE)}"
-        raise RlrunError(Problem("family-not-runnable", summary, hint=hint))
-    return spec
+    return spec_from_directory(str(folder), by_type[found])
 
 
 def refuse_memory(spec: ModelSpec, itemsize: int, verify: bool) -> None:

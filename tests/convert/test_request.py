@@ -76,21 +76,13 @@ def test_megatron_to_hf_keeps_its_type_and_checks_its_other_folders(source, tmp_
 def test_the_family_is_read_from_config_json(family, tmp_path):
     spec = load_plan(["+experiment=quickstart", f"model=tiny_{family}"]).model.spec
     (tmp_path / "config.json").write_text(json.dumps(hf_config(spec)))
-    assert spec_of(tmp_path, megatron=False) == spec
+    assert spec_of(tmp_path) == spec
 
 
 def test_another_models_config_json_is_refused(tmp_path):
     assert told(spec_of, tmp_path)[0][0] == "model-not-found"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert told(spec_of, tmp_path)[0][0] == "model-unsupported"
-
-
-def test_a_family_without_layers_in_megatron_is_refused_for_megatron_alone(tmp_path, monkeypatch):
-    spec = load_plan(["+experiment=quickstart", "model=tiny_glm4"]).model.spec
-    (tmp_path / "config.json").write_text(json.dumps(hf_config(spec)))
-    monkeypatch.setattr(request, "RUNNABLE", ("qwen3",))
-    assert told(spec_of, tmp_path)[0][0] == "family-not-runnable"
-    assert spec_of(tmp_path, megatron=False) == spec
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_with_what_would_do(monkeypatch):
