@@ -161,7 +161,8 @@ def _unreadable(source: Source, stored: Mapping[str, Stored], block: tuple[int, 
 def block_size(folder: Path) -> tuple[int, int]:
     """Of FP8 scales, by `quantization_config.weight_block_size` of config.json."""
     found = _quantization(folder)
-    return tuple(found["weight_block_size"]) if is_block_fp8(found) else BLOCK
+    rows, columns = found.get("weight_block_size", BLOCK) if is_block_fp8(found) else BLOCK
+    return rows, columns
 
 
 def is_fp8(folder: Path) -> bool:

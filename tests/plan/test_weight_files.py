@@ -12,7 +12,8 @@ from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan
 from rlrun.plan.limits import limits
 from rlrun.plan.model_spec import make_spec
-from rlrun.plan.weight_files import _ranges, absent_parts, only_described, read_weight_files, trained
+from rlrun.plan.weight_files import Stored, only_described, read_weight_files
+from rlrun.plan.weight_names import _ranges, absent_parts, account
 
 sys.path.insert(0, str(Path(__file__).parent))
 from weights_on_disk import qwen3_shapes, write_safetensors, write_shards
@@ -107,13 +108,35 @@ def test_layers_and_parts_without_any_tensor_are_named(tmp_path):
     assert summary.endswith("have no lm_head.weight, layers 2-3")
 
 
-def test_another_number_of_parameters_is_refused_with_both_numbers(tmp_path):
+def test_tensors_of_another_model_are_named_as_the_trainer_names_them(tmp_path):
     describe(tmp_path)
-    write_safetensors(tmp_path / "model.safetensors", SHAPES | {"model.layers.4.mlp.up_proj.weight": (96, 64)})
+    spoilt = SHAPES | {"model.layers.4.mlp.up_proj.weight": (96, 64), "model.norm.weight": (63,)}
+    del spoilt["model.layers.1.mlp.up_proj.weight"]
+    write_safetensors(tmp_path / "model.safetensors", spoilt)
+    folder = tmp_path.name
+    assert problems(tmp_path) == [
+        ("weights-missing", f"{folder} lacks model.layers.1.mlp.up_proj.weight"),
+        ("weights-unexpected", f"{folder} has model.layers.4.mlp.up_proj.weight, which qwen3 has not"),
+        ("weights-shape", f"model.norm.weight in {folder} is [63], expected [64]"),
+    ]
+
+
+def test_a_file_that_is_longer_than_its_header_says_is_damaged(tmp_path):
+    describe(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", SHAPES)
+    with open(tmp_path / "model.safetensors", "ab") as file:
+        file.write(b"more")
     [(code, summary)] = problems(tmp_path)
-    assert code == "checkpoint-unexpected-size"
-    assert f"{SPEC.num_parameters + 6144:,} parameters" in summary
-    assert f"{SPEC.num_parameters:,} (+6,144)" in summary
+    assert (code, "is longer than its header says" in summary) == ("checkpoint-incomplete", True), summary
+
+
+def test_files_without_an_index_that_share_a_tensor_are_damaged(tmp_path):
+    describe(tmp_path)
+    write_safetensors(tmp_path / "a.safetensors", FIRST)
+    write_safetensors(tmp_path / "b.safetensors", SECOND | {"model.norm.weight": (64,)})
+    [(code, summary)] = problems(tmp_path)
+    assert code == "checkpoint-incomplete"
+    assert "b.safetensors has model.norm.weight, which a.safetensors has too" in summary
 
 
 def test_a_missing_file_is_told_once(tmp_path):
@@ -134,37 +157,17 @@ def test_a_folder_with_config_json_alone_can_be_planned_and_says_that_it_cannot_
     assert [limit.code for limit in limits(plan)] == ["weights-not-here"]
 
 
-def test_what_is_not_trained_does_not_count():
-    tied = make_spec("qwen3", ARCHITECTURE | {"tie_word_embeddings": True})
-    sizes = {
-        "model.visual.blocks.0.attn.qkv.weight": 7,
-        "mtp.layers.0.mlp.up_proj.weight": 7,
-        "model.layers.0.mlp.gate.e_score_correction_bias": 7,
-        "model.layers.0.self_attn.rotary_emb.inv_freq": 7,
-        "model.layers.0.mlp.up_proj.weight_scale_inv": 7,
-        "lm_head.weight": 7,
-    }
-    assert trained(sizes, tied) == {}
-    assert set(trained(sizes, SPEC)) == {"lm_head.weight"}
-    draft = {"model.layers.4.embed_tokens.weight": 7, "model.layers.4.eh_proj.weight": 7}
-    assert trained(draft, SPEC) == draft  # Qwen3 has no draft layer
-    spec = load_plan(["+experiment=qwen3_grpo", "placement=cpu_1", "model=glm4_5_air"]).model.spec
-    assert trained({"model.layers.46.eh_proj.weight": 7, "model.layers.45.mlp.gate.weight": 3}, spec) == {
-        "model.layers.45.mlp.gate.weight": 3
-    }
-
-
-@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
-def test_the_parts_are_found_under_either_prefix(prefix):
-    names = {name.replace("model.", prefix, 1): 1 for name in SHAPES}
-    assert absent_parts(names, SPEC) == []
-
-
 def test_the_headers_of_a_file_are_read_again_when_it_has_changed(tmp_path):
     file = tmp_path / "model.safetensors"
     for count in (3, 4):
         write_safetensors(file, {"x": (count, 2)})
-        assert [read_weight_files(tmp_path).sizes["x"] for _ in range(2)] == [2 * count] * 2
+        assert [read_weight_files(tmp_path).tensors["x"].size for _ in range(2)] == [2 * count] * 2
+
+
+def test_parts_are_absent_only_when_nothing_of_them_is_there():
+    stored = {name: Stored(shape, "BF16", "a") for name, shape in FIRST.items()}
+    found = account(stored | {"model.layers.3.mlp.up_proj.weight": Stored((96, 64), "BF16", "a")}, SPEC)
+    assert absent_parts(found, SPEC) == ["layer 2"]
 
 
 def test_ranges_are_written_as_people_do():

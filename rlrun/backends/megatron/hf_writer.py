@@ -206,16 +206,12 @@ def copy_side_files(source: Path, target: Path, dtype: torch.dtype) -> None:
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHTS):
             shutil.copyfile(path, target / path.name)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    undone = is_fp8(source)
-    _set_dtype(config, dtype, undone, always=True)
-    if isinstance(config.get("text_config"), dict):
-        _set_dtype(config["text_config"], dtype, undone)
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _set_dtype(config: dict[str, Any], dtype: torch.dtype, undone: bool, always: bool = False) -> None:
+    parts = [config, *(part for part in [config.get("text_config")] if isinstance(part, dict))]
     # transformers 5 writes `dtype`, earlier releases and most checkpoints `torch_dtype`.
-    keys = [key for key in ("dtype", "torch_dtype") if key in config] or (["torch_dtype"] if always else [])
-    config |= dict.fromkeys(keys, str(dtype).removeprefix("torch."))
-    if undone:
-        config.pop("quantization_config", None)
+    said = [(part, key) for part in parts for key in ("dtype", "torch_dtype") if key in part]
+    for part, key in said or [(config, "torch_dtype")]:
+        part[key] = str(dtype).removeprefix("torch.")
+    if is_fp8(source):
+        for part in parts:
+            part.pop("quantization_config", None)
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

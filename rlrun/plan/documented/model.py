@@ -17,11 +17,6 @@ CODES: dict[str, str] = {
         "at all of a layer, the embedding or the output layer: usually an interrupted download. Only the files' "
         "headers are read. A folder with nothing but config.json can be planned."
     ),
-    "checkpoint-unexpected-size": (
-        "The weights are complete files and have another number of parameters than config.json describes: the two "
-        "belong to different models, or tensors were removed. Multi-token-prediction layers, vision towers, scales of "
-        "FP8 weights, router bias buffers and a stored copy of a tied output layer are not counted."
-    ),
     "sparse-attention-length": (
         "The engines of family glm_moe_dsa attend to the index_topk keys that an indexer selects, and the trainer of "
         "this version computes attention over all keys. Both are exactly the same while a sample has no more than "

@@ -51,5 +51,6 @@ CASES = [
     Case("gdn-backend", [*GDN, "model.gdn_backend=fla", "model.dtype=float32"], ["model.gdn_backend=auto"]),
     Case("inactive-key", [BIG, "model.gdn_backend=torch"], ["model.gdn_backend=auto"]),
     Case("checkpoint-incomplete", ON_DISK, prepare=weights(cut=1), repair=weights()),
-    Case("checkpoint-unexpected-size", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
+    Case("weights-unexpected", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
+    Case("weights-shape", ON_DISK, prepare=weights(**{"model.norm.weight": (2561,)}), repair=weights()),
 ]
