@@ -76,7 +76,9 @@ def test_there_and_back_is_the_same_checkpoint_bit_for_bit(fixtures, converted, 
     assert [code for code, _, _ in told[:2]] == [0, 0], told
     same(read(folder / "back"), fixtures[name].weights)
     for file in ("config.json", "tokenizer.json", "chat_template.jinja"):
-        assert (folder / "back" / file).read_text().strip() == (Path(fixtures[name].checkpoint) / file).read_text().strip()
+        assert (folder / "back" / file).read_text().strip() == (
+            Path(fixtures[name].checkpoint) / file
+        ).read_text().strip()
     assert "bit for bit" in told[1][1]
     if FIXTURES[name].family in ("minimax_m2", "glm_moe_dsa"):  # the installed transformers computes something else
         assert "logits not compared: transformers 5.12.1 does not compute" in told[1][1]
@@ -252,11 +254,16 @@ def test_damaged_and_foreign_checkpoints_are_refused_and_nothing_is_written(fixt
     sorted(spoilt["gone"].glob("*.safetensors"))[0].unlink()
     index = spoilt["liar"] / "model.safetensors.index.json"
     lies = json.loads(index.read_text())
-    lies["weight_map"] |= {"model.norm.weight": "model-00001-of-00003.safetensors", "x": "model-00002-of-00003.safetensors"}
+    lies["weight_map"] |= {
+        "model.norm.weight": "model-00001-of-00003.safetensors",
+        "x": "model-00002-of-00003.safetensors",
+    }
     index.write_text(json.dumps(lies))
     less = {n: x for n, x in weights.items() if n != "model.layers.1.mlp.experts.3.up_proj.weight"}
     spoilt["names"] = save_sharded(less | {"model.layers.0.odd": torch.ones(2)}, tmp_path / "names", config)
-    spoilt["config"] = save_sharded(weights, tmp_path / "config", config | {"n_routed_experts": 4, "intermediate_size": 64})
+    spoilt["config"] = save_sharded(
+        weights, tmp_path / "config", config | {"n_routed_experts": 4, "intermediate_size": 64}
+    )
     mg = {}
     for name in ("distcp", "lost", "other"):
         mg[name] = tmp_path / f"mg_{name}"
@@ -275,8 +282,14 @@ def test_damaged_and_foreign_checkpoints_are_refused_and_nothing_is_written(fixt
     expected = {
         "cut": ["[weights-unreadable]", "model-00002-of-00003.safetensors is cut short"],
         "gone": ["[weights-unreadable]", "it lacks model-00001-of-00003.safetensors"],
-        "liar": ["model-00001-of-00003.safetensors has no model.norm.weight", "model-00002-of-00003.safetensors has no x"],
-        "names": ["lacks model.layers.1.mlp.experts.3.up_proj.weight", "has model.layers.0.odd, which glm4_moe has not"],
+        "liar": [
+            "model-00001-of-00003.safetensors has no model.norm.weight",
+            "model-00002-of-00003.safetensors has no x",
+        ],
+        "names": [
+            "lacks model.layers.1.mlp.experts.3.up_proj.weight",
+            "has model.layers.0.odd, which glm4_moe has not",
+        ],
         "config": ["[weights-unexpected]", "[weights-shape]", "expected [64, 64]"],
     }
     words = [w for name in spoilt for w in [expected[name]] * 2]
