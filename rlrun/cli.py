@@ -124,7 +124,9 @@ def parse(arguments: Sequence[str]) -> Command:
             words.append(word)
     verb = words.pop(0) if words and words[0] in VERBS else "run"
     if not arguments or "--help" in flags or "--version" in flags:
-        return Command(verb, (), config_dir=folders.get("--config-dir"), show="version" if "--version" in flags else "help")
+        return Command(
+            verb, (), config_dir=folders.get("--config-dir"), show="version" if "--version" in flags else "help"
+        )
     if verb == "run" and words and words[0].isalpha():
         close = difflib.get_close_matches(words[0], VERBS, n=1)
         hint = f"did you mean `rlrun {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}; see rlrun --help"

@@ -185,9 +185,13 @@ def problems(found: Account, where: str, spec: ModelSpec, hint: str) -> list[Pro
         summary = f"{where} has {some(found.unexpected)}, which {spec.family} has not"
         told.append(Problem("weights-unexpected", summary, hint=hint))
     for name, shape, expected in found.misshapen[:5]:
-        told.append(Problem("weights-shape", f"{name} in {where} is {list(shape)}, expected {list(expected)}", hint=hint))
+        told.append(
+            Problem("weights-shape", f"{name} in {where} is {list(shape)}, expected {list(expected)}", hint=hint)
+        )
     if len(found.misshapen) > 5:
-        told.append(Problem("weights-shape", f"{len(found.misshapen) - 5} more tensors in {where} do not fit", hint=hint))
+        told.append(
+            Problem("weights-shape", f"{len(found.misshapen) - 5} more tensors in {where} do not fit", hint=hint)
+        )
     if found.unreadable:
         name, why = found.unreadable[0]
         more = f", and {len(found.unreadable) - 1} more like it" if len(found.unreadable) > 1 else ""

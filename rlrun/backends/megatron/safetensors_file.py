@@ -61,7 +61,9 @@ class SafetensorsFile:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
-        assert kind is not None or not any(self._left.values()), f"not written: {[n for n, e in self._left.items() if e]}"
+        assert kind is not None or not any(self._left.values()), (
+            f"not written: {[n for n, e in self._left.items() if e]}"
+        )
 
     def write(self, name: str, tensor: Tensor, start: int = 0) -> None:
         """Elements `start` and following of the tensor `name`, in row-major order."""

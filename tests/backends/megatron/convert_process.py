@@ -22,7 +22,9 @@ from unittest import mock
 
 def commands(*asked: Any) -> list[list[Any]]:
     """[exit code, stdout, stderr] of each; words alone, or (words, sabotage)."""
-    tasks = [{"words": a, "sabotage": None} if isinstance(a, list) else {"words": a[0], "sabotage": a[1]} for a in asked]
+    tasks = [
+        {"words": a, "sabotage": None} if isinstance(a, list) else {"words": a[0], "sabotage": a[1]} for a in asked
+    ]
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, __file__],

@@ -76,7 +76,9 @@ def test_there_and_back_is_the_same_checkpoint_bit_for_bit(fixtures, converted, 
     assert [code for code, _, _ in told[:2]] == [0, 0], told
     same(read(folder / "back"), fixtures[name].weights)
     for file in ("config.json", "tokenizer.json", "chat_template.jinja"):
-        assert (folder / "back" / file).read_text().strip() == (Path(fixtures[name].checkpoint) / file).read_text().strip()
+        assert (folder / "back" / file).read_text().strip() == (
+            Path(fixtures[name].checkpoint) / file
+        ).read_text().strip()
     assert "bit for bit" in told[1][1]
     if FIXTURES[name].family in ("minimax_m2", "glm_moe_dsa"):  # the installed transformers computes something else
         assert "logits not compared: transformers 5.12.1 does not compute" in told[1][1]
@@ -129,14 +131,15 @@ def one_by_one(tensors):
 
 def test_every_manner_of_storing_one_model_is_kept(fixtures, tmp_path):
     """Sharded, one by one and packed, under either prefix, with the tied head stored again; in bfloat16."""
-    moe, dense = fixtures["qwen3_5_moe"], fixtures["qwen3"]
+    moe, text, dense = fixtures["qwen3_5_moe"], FIXTURES["qwen3_5_moe_text"].config, fixtures["qwen3"]
     body = {n: x for n, x in moe.weights.items() if "language_model" in n or n == "lm_head.weight"}
     packed = renamed(body, "model.language_model.", "model.")
     tied = {n: x.bfloat16() for n, x in dense.weights.items()}
     tied["lm_head.weight"] = tied["model.embed_tokens.weight"].clone()
     cases = {
-        "single": (one_by_one(packed), moe.fixture.config),
-        "packed": (packed, moe.fixture.config),
+        "single": (one_by_one(packed), text),
+        "packed": (packed, text),
+        "other": (packed, moe.fixture.config),
         "tied": (tied, dense.fixture.config),
     }
     asked = []
@@ -146,8 +149,11 @@ def test_every_manner_of_storing_one_model_is_kept(fixtures, tmp_path):
             ["convert", "hf-to-megatron", source, str(tmp_path / f"{name}_mg"), "--verify"],
             ["convert", "megatron-to-hf", str(tmp_path / f"{name}_mg"), str(tmp_path / f"{name}_back")],
         ]
-    for code, _, err in commands(*asked):
+    told = dict(zip(cases, commands(*asked)[::2], strict=True))
+    for name, (code, out, err) in told.items():
         assert code == 0, err
+        lost = name == "other"  # the vision-language class of transformers wants the other prefix
+        assert ("logits not compared: transformers does not find" if lost else "verified: logits differ") in out
     for name, (tensors, _) in cases.items():
         same(read(tmp_path / f"{name}_back"), tensors)
     assert json.loads((tmp_path / "tied_back" / "config.json").read_text())["torch_dtype"] == "bfloat16"
@@ -252,11 +258,16 @@ def test_damaged_and_foreign_checkpoints_are_refused_and_nothing_is_written(fixt
     sorted(spoilt["gone"].glob("*.safetensors"))[0].unlink()
     index = spoilt["liar"] / "model.safetensors.index.json"
     lies = json.loads(index.read_text())
-    lies["weight_map"] |= {"model.norm.weight": "model-00001-of-00003.safetensors", "x": "model-00002-of-00003.safetensors"}
+    lies["weight_map"] |= {
+        "model.norm.weight": "model-00001-of-00003.safetensors",
+        "x": "model-00002-of-00003.safetensors",
+    }
     index.write_text(json.dumps(lies))
     less = {n: x for n, x in weights.items() if n != "model.layers.1.mlp.experts.3.up_proj.weight"}
     spoilt["names"] = save_sharded(less | {"model.layers.0.odd": torch.ones(2)}, tmp_path / "names", config)
-    spoilt["config"] = save_sharded(weights, tmp_path / "config", config | {"n_routed_experts": 4, "intermediate_size": 64})
+    spoilt["config"] = save_sharded(
+        weights, tmp_path / "config", config | {"n_routed_experts": 4, "intermediate_size": 64}
+    )
     mg = {}
     for name in ("distcp", "lost", "other"):
         mg[name] = tmp_path / f"mg_{name}"
@@ -275,21 +286,23 @@ def test_damaged_and_foreign_checkpoints_are_refused_and_nothing_is_written(fixt
     expected = {
         "cut": ["[weights-unreadable]", "model-00002-of-00003.safetensors is cut short"],
         "gone": ["[weights-unreadable]", "it lacks model-00001-of-00003.safetensors"],
-        "liar": ["model-00001-of-00003.safetensors has no model.norm.weight", "model-00002-of-00003.safetensors has no x"],
-        "names": ["lacks model.layers.1.mlp.experts.3.up_proj.weight", "has model.layers.0.odd, which glm4_moe has not"],
+        "liar": [
+            "model-00001-of-00003.safetensors has no model.norm.weight",
+            "model-00002-of-00003.safetensors has no x",
+        ],
+        "names": [
+            "lacks model.layers.1.mlp.experts.3.up_proj.weight",
+            "has model.layers.0.odd, which glm4_moe has not",
+        ],
         "config": ["[weights-unexpected]", "[weights-shape]", "expected [64, 64]"],
     }
     words = [w for name in spoilt for w in [expected[name]] * 2]
     words += [["[megatron-unreadable]", "is cut short"], ["[megatron-unreadable]", "is missing"]]
-    words += [["[weights-shape]"] if False else ["error["], ["[weights-missing]", "--origin"]]
-    for (code, out, err), said in zip(told[:-2], words[:-2], strict=True):
+    # GLM-4.5-Air has no query and key norms: what a checkpoint has beyond the model is refused as well.
+    words += [["[weights-unexpected]", "q_layernorm", "--origin"], ["[weights-missing]", "--origin"]]
+    for (code, out, err), said in zip(told, words, strict=True):
         assert (code, out) == (2, ""), err
-        assert all(word in err for word in said), err
-        assert "Traceback" not in err
-    # GLM-4.5-Air has no query and key norms: what the checkpoint has beyond the model is refused as well.
-    for code, out, err in told[-2:]:
-        assert (code, out) == (2, ""), err
-    assert "--origin" in told[-1][2]
+        assert all(word in " ".join(err.split()) for word in said), err
     assert not [p.name for p in tmp_path.iterdir() if "target" in p.name]
 
 
