@@ -6,8 +6,8 @@ as it is (advantage, loss, KL, optimizer, async mode, weight transport, placemen
 * model: a random one of the same family, conf/model/tiny_<family>.yaml. A model that is random already stays.
 * data and reward: those of the quickstart, because the tiny model's alphabet cannot spell others; where given responses
   are learned, those of quickstart_sft. They stay where the model stays.
-* trainer: at most two ranks. The largest of tp, pp, ep and dp becomes 2 (the first of them when equal) and the others
-  1; experts are shared by data-parallel ranks, so ep 2 is dp 2 as well. Context parallelism becomes 1.
+* trainer: at most two ranks. The largest of tp, pp, cp, ep and dp becomes 2 (the first of them when equal) and the
+  others 1; experts are shared by data-parallel ranks, so ep 2 is dp 2 as well.
 * engines: at most two, of one slot each, or one of each server group, which all become regular (prefill and decode
   hand over GPU memory). Servers of the policy that run elsewhere are replaced by engines of our own; other models are
   served as they are. All on one node, with as many slots as needed.
@@ -177,11 +177,10 @@ def _trainer(s: _Scaled) -> int:
     """Returns its slots."""
     t, trainer = s.config.placement.trainer, "placement.trainer"
     sizes = _two_ranks(t.tp, t.pp, t.ep, t.gpus, t.cp)
-    for name in ("tp", "pp", "ep"):
+    for name in ("tp", "pp", "cp", "ep"):
         s.put(f"{trainer}.{name}", sizes[name])
     for name in ("first_stage_layers", "last_stage_layers"):
         s.put(f"{trainer}.{name}", None)
-    s.put(f"{trainer}.cp", 1)
     replica = s.now(f"{trainer}.tp") * s.now(f"{trainer}.pp") * s.now(f"{trainer}.cp")
     s.put(f"{trainer}.gpus", replica * (sizes["dp"] if replica == 1 else 1))
     if s.now(f"{trainer}.tp") == 1:
@@ -224,7 +223,7 @@ def _group(group: ServerGroup) -> dict[str, Any]:
 
 def _two_ranks(tp: int, pp: int, ep: int, gpus: int, cp: int) -> dict[str, int]:
     """The largest kind of parallelism with two ranks, the others with one."""
-    kinds = {"tp": tp, "pp": pp, "ep": ep, "dp": gpus // (tp * pp * cp)}
+    kinds = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp": gpus // (tp * pp * cp)}
     largest = max(kinds, key=lambda kind: kinds[kind])
     sizes = {kind: MOST_RANKS if kind == largest and kinds[kind] > 1 else 1 for kind in kinds}
     return sizes | {"dp": max(sizes["dp"], sizes["ep"])}

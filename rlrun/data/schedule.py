@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlrun.data import zigzag
+
 Bins = list[list[int]]
 Numbers = Sequence[int] | Sequence[float]
 
@@ -52,11 +54,13 @@ def schedule_step(
     micro_batch_size: int | None,
     attention_share: float = 0.0,
     multiple: int = 1,
+    cp: int = 1,
 ) -> list[RankSchedule]:
     """The schedule of samples with `lengths` tokens (each at least 1) for `dp` ranks; the same answer every time.
 
-    packed: micro-batches of up to `max_tokens_per_gpu` tokens (times cp, if one is spread over context-parallel
-    ranks), as few as possible and evenly filled where that allows; a longer sample goes alone.
+    packed: micro-batches of up to `max_tokens_per_gpu` tokens times `cp`, the context-parallel ranks that share one, as
+    few as possible and evenly filled where that allows; a longer sample goes alone. The tokens that fill a sample up to
+    equal parts for those ranks count.
     padded: up to `micro_batch_size` samples of similar length. An empty micro-batch appears only where the step has
     fewer samples than the ranks need micro-batches.
 
@@ -64,15 +68,17 @@ def schedule_step(
     same number of micro-batches, and it is a multiple of `multiple` (what an interleaved pipeline asks for).
     """
     assert all(length > 0 for length in lengths), "a sample without tokens"
+    lengths = [zigzag.filled(length, cp) for length in lengths] if cp > 1 else lengths
     work = [t + attention_share * t * t for t in lengths] if attention_share else lengths
     if batching == "packed":
         assert max_tokens_per_gpu is not None
-        bins = _pack(lengths, work, dp * multiple, max_tokens_per_gpu)
+        cap = cp * max_tokens_per_gpu
+        bins = _pack(lengths, work, dp * multiple, cap)
         loads = [sum(work[i] for i in b) for b in bins]
         if attention_share:
             # One long sample outweighs whole micro-batches; dealing equally many of them cannot make up for that.
             hands = [[bins[b] for b in hand] for hand in deal(loads, dp)]
-            other = _pack_each_rank(lengths, work, dp, multiple, max_tokens_per_gpu)
+            other = _pack_each_rank(lengths, work, dp, multiple, cap)
             best = min(hands, other, key=lambda ranks: max(sum(work[i] for b in rank for i in b) for rank in ranks))
             return [_rank_schedule(rank) for rank in best]
     else:

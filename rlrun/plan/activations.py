@@ -25,7 +25,7 @@ def layer_bytes(m: Layout, layer: int) -> int:
     """Bytes a token that one layer keeps for its backward pass, on one rank."""
     spec, b = m.spec, m.weight_bytes
     norms = (4 if spec.sandwich_norms else 2) * (4 + b) * spec.hidden_size  # a float32 copy and the output
-    inner = b * _mlp_width(spec, layer) + _mixer_bytes(spec, layer, b)
+    inner = b * (_mlp_width(spec, layer) + _gathered(m, layer)) + _mixer_bytes(spec, layer, b)
     # Cosines and sines of a head, for queries and for keys, are made in every layer.
     rotary = 4 * b * (spec.mla.rope_dim if spec.mla else spec.head_dim)
     return share(norms, m.tp if m.sequence_parallel else 1) + share(inner, m.tp) + rotary
@@ -46,6 +46,21 @@ def _mixer_bytes(spec: ModelSpec, layer: int, b: int) -> int:
     # The projection, of which v is a view; rotated q and k; the output of the kernel and its copy, end to end.
     kept = (q + 2 * k) + (q + k) + 2 * q
     return normed + b * (kept + (2 * q if spec.output_gate else 0))
+
+
+def _gathered(m: Layout, layer: int) -> int:
+    """Values a token that context parallelism adds: of a sample cut into 2 cp chunks, the keys and values that two
+    chunks see are kept whole, one behind the other, which is cp + 1/2 times what the rank has itself."""
+    if m.cp == 1 or is_linear(m.spec, layer):
+        return 0
+    return (2 * m.cp + 1) * key_value_width(m.spec) // 2
+
+
+def key_value_width(spec: ModelSpec) -> int:
+    """Values of the keys and values of a token, over all heads, as attention takes them."""
+    if spec.mla is not None:
+        return spec.num_heads * (spec.mla.nope_dim + spec.mla.rope_dim + spec.mla.v_dim)
+    return 2 * spec.num_kv_heads * spec.head_dim
 
 
 def _mlp_width(spec: ModelSpec, layer: int) -> int:

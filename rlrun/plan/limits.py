@@ -6,23 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.families import FAMILIES
 from rlrun.plan.groups import POLICY
 from rlrun.plan.types import RunPlan
 from rlrun.plan.weight_files import only_described
 from rlrun.plan.weight_names import is_fp8
-
-SGLANG = "0.5.15.post1"
-"""The release that the engines are pinned to."""
-
-NOT_YET = ("qwen3_5", "qwen3_5_moe", "glm_moe_dsa")
-"""Families whose layers the Megatron backend does not have yet."""
-
-RUNNABLE = tuple(family for family in FAMILIES if family not in NOT_YET)
-"""Families that it can train."""
-
-STALE_ROUTER = ("glm4_moe",)
-"""Families whose router SGLang copies once."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +24,6 @@ class Limit:
 def limits(plan: RunPlan) -> list[Limit]:
     """Everything in the plan that cannot be run; empty when it can."""
     found = []
-    family = plan.model.spec.family
-    if family not in RUNNABLE:
-        what = f"family {family} can be planned, and not yet trained: this version runs {', '.join(RUNNABLE)}"
-        hint = "use `rlrun plan`, or choose a Qwen3 dense model, e.g. model=qwen3_4b"
-        found.append(Limit("family-not-runnable", what, hint))
-    if family in STALE_ROUTER:
-        what = f"SGLang {SGLANG} keeps an fp32 copy of the router of {family} that weight syncs do not refresh"
-        hint = "use `rlrun plan`; the copy has to be refreshed in place after each sync (rlrun explain stale-router)"
-        found.append(Limit("stale-router", what, hint))
     path = plan.model.path
     if path is not None and only_described(Path(path)):
         hint = "download weights and tokenizer into that folder, or set model.path to the Hub id"
@@ -134,14 +112,7 @@ def _engine_parallel(plan: RunPlan) -> list[Limit]:
 
 def _parallel(plan: RunPlan) -> list[Limit]:
     found, train, experts = [], plan.train, plan.model.spec.moe is not None
-    if train.cp > 1:
-        what = f"context parallelism (cp {train.cp}) can be planned, and not yet run"
-        found.append(Limit("cp-not-runnable", what, "use `rlrun plan`, or set placement.trainer.cp to 1"))
-    if train.ep > 1 or train.etp > 1:
-        what = f"expert parallelism (ep {train.ep}, etp {train.etp}) can be planned, and not yet run"
-        hint = "use `rlrun plan`, or set placement.trainer.ep and placement.trainer.etp to 1"
-        found.append(Limit("ep-not-runnable", what, hint))
-    elif experts and train.tp != train.etp:
+    if experts and train.ep == 1 and train.tp != train.etp:
         what = (
             f"experts that {train.tp} tensor-parallel ranks hold whole each: Megatron sums their gradients with ep only"
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlrun.plan.layout import TIGHT, Layout
-from rlrun.plan.limits import RUNNABLE
 from rlrun.plan.memory import estimate, worst_phase
 from rlrun.plan.types import MemoryPlan
 
@@ -20,8 +19,6 @@ PLANNED_ONLY = {
     "rollout.offload",
     "trainer.offload",
     "trainer.optimizer_offload",
-    "placement.trainer.ep",
-    "placement.trainer.cp",
 }
 """Keys with which `rlrun.plan.limits` refuses to run; where a run could start without them they come last."""
 
@@ -93,7 +90,8 @@ def _changes(m: Layout) -> Iterator[tuple[str, Any, Layout | None]]:
         if m.spec.moe is None or m.sequence_parallel:  # else Megatron would not train the experts
             yield "placement.trainer.tp", 2 * m.tp, replace(m, tp=2 * m.tp, dp=m.dp // 2)
         yield "placement.trainer.pp", 2 * m.pp, replace(m, pp=2 * m.pp, dp=m.dp // 2)
-        yield "placement.trainer.cp", 2 * m.cp, replace(m, cp=2 * m.cp, dp=m.dp // 2)
+        if m.spec.linear_attention is None:  # a gated delta net needs whole sequences
+            yield "placement.trainer.cp", 2 * m.cp, replace(m, cp=2 * m.cp, dp=m.dp // 2)
     yield "placement.rollout.gpus_per_engine", 2 * m.engine_tp * m.engine_pp, replace(m, engine_tp=2 * m.engine_tp)
 
 
@@ -127,7 +125,7 @@ def _smaller_fraction(m: Layout) -> tuple[float, Layout | None]:
 def cheapest_two(m: Layout, valid: Valid) -> tuple[list[Remedy], bool]:
     """The two cheapest changes each of which makes the run fit, and True; or, when none does alone, the two that lower
     it most, and False."""
-    can_run = remedies(m, valid, runnable=True) if m.spec.family in RUNNABLE else []
+    can_run = remedies(m, valid, runnable=True)
     found = can_run + [r for r in remedies(m, valid) if r not in can_run]
     enough = [r for r in found if r.memory.verdict != "does not fit"]
     if enough:

@@ -86,6 +86,7 @@ def schedule(plan: RunPlan, samples: Sequence[Sample]) -> Any:
         max_tokens_per_gpu=plan.train.max_tokens_per_gpu,
         micro_batch_size=plan.train.micro_batch_size,
         attention_share=plan.train.attention_share,
+        cp=plan.train.cp,
     )
 
 

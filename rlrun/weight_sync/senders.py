@@ -1,9 +1,9 @@
 """Trainer rank 0 hands all weights to every engine: by value or CUDA IPC over HTTP, or by a gloo or NCCL broadcast.
 
-What the three share is in `Sender.send`: buckets of bounded size, names checked against those expected, the version
-and the cache flush on the last bucket alone, and the version read back from every engine. SGLang answers "success" to
-names that it does not know, so nothing is taken on trust. A failed transfer raises; it leaves engines with mixed
-weights under the old version, and the run must end.
+What the three share is in `Sender.send`: buckets of bounded size (`groups.py` says which weights share one), names
+checked against those expected, the version and the cache flush on the last bucket alone, and the version read back from
+every engine. SGLang answers "success" to names that it does not know, so nothing is taken on trust. A failed transfer
+raises; it leaves engines with mixed weights under the old version, and the run must end.
 
 The engines must be idle: SGLang applies an update when its requests are done, and may fail when they are not.
 
@@ -41,6 +41,7 @@ from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
 from rlrun.weight_sync.buckets import bucketize
+from rlrun.weight_sync.groups import apart, group_sizes, together
 
 T = TypeVar("T")
 
@@ -83,7 +84,8 @@ class Sender(ABC):
         start = time.perf_counter()
         total_bytes = num_tensors = 0
         checked = check_names(named_tensors, expected_names)
-        for bucket in bucketize(checked, self.plan.bucket_bytes):
+        sizes = group_sizes(expected_names)
+        for bucket in bucketize(checked, self.plan.bucket_bytes, sizes, together, apart):
             bucket = [(name, tensor.detach().contiguous()) for name, tensor in bucket]
             # SGLang views slices of one uint8 tensor, which must be aligned: wide types first, then any mix is.
             bucket.sort(key=lambda item: -item[1].element_size())

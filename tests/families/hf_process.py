@@ -106,6 +106,7 @@ def _run(script: str, *arguments: str) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # `make setup` compiles nothing there, so the first start does
     command = [sys.executable, str(HERE / script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{script} failed:\n{done.stderr[-4000:]}"

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from rlrun.families import FAMILIES
 from rlrun.plan.model_spec import spec_from_directory
 from rlrun.plan.parameters import count_parameters
-from rlrun.plan.weight_files import read_weight_files, trained
+from rlrun.plan.weight_files import read_weight_files
+from rlrun.plan.weight_names import account, problems
 
 INDEXER = ".self_attn.indexer."
 
@@ -61,10 +62,15 @@ def test_transformers_computes_what_it_did(references, name):
 def test_the_plan_reads_the_checkpoint_and_counts_its_parameters(references, name):
     checkpoint = references[name].checkpoint
     spec = spec_from_directory(checkpoint, FIXTURES[name].family)
-    sizes = trained(read_weight_files(Path(checkpoint)).sizes, spec)
-    assert spec.num_parameters == count_parameters(spec) == sum(sizes.values())
-    # What is trained has a gradient and the other way round, but for indexers, which only select.
-    assert {tensor for tensor in sizes if INDEXER not in tensor} == set(references[name].gradients())
+    stored = read_weight_files(Path(checkpoint)).tensors
+    found = account(stored, spec)
+    assert problems(found, name, spec, "") == []
+    trained = {source.name for source in found.sources.values()} - {n for n in stored if n.endswith("correction_bias")}
+    # What is trained has a gradient and the other way round; indexers, which only select, are counted all the same.
+    assert trained == set(references[name].gradients())
+    draft = f"layers.{spec.num_layers}."
+    indexers = {n for n in found.untrained if INDEXER in n and draft not in n}
+    assert spec.num_parameters == count_parameters(spec) == sum(stored[n].size for n in trained | indexers)
 
 
 @pytest.mark.parametrize("name", FIXTURES)

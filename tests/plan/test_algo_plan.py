@@ -68,6 +68,24 @@ def test_a_teacher_of_another_size_is_planned_with_its_memory(tmp_path):
     assert ("distil", f"0.5 x log-ratio to the teacher {teacher}, 596,049,920 parameters") in loss_rows(plan.algo)
 
 
+def test_a_teacher_with_gated_delta_nets_needs_whole_samples(monkeypatch):
+    from layouts import spec
+
+    from rlrun.config.load import load
+    from rlrun.plan.context import Context
+    from rlrun.plan.rules.frozen import teacher
+
+    monkeypatch.setattr(Context, "teacher", spec("qwen3_5_2b"))
+    words = [BIG, "algo.opd_coef=0.5", "algo.teacher_path=/somewhere", "placement.trainer.tp=1"]
+
+    def found(cp):
+        loaded = load([*words, f"placement.trainer.cp={cp}"])
+        return {problem.code: problem.hint for problem in teacher(Context(loaded.config, loaded.origins))}
+
+    assert "cp-unsupported" not in found(1)
+    assert found(2)["cp-unsupported"] == "set placement.trainer.cp to 1"
+
+
 def test_a_reference_counts_in_the_hash_by_its_content(tmp_path):
     words = [BIG, "model=qwen3_0_6b", "algo.kl_coef=0.1"]
     plain = load_plan(words)

@@ -67,7 +67,8 @@ def test_the_table_names_everything(capsys):
 
 def test_the_json_is_the_same_and_takes_no_torch():
     code = (
-        "import sys, time; from rlrun.cli import main; began = time.process_time(); status = main(['models', '--json']); "
+        "import sys, time; from rlrun.cli import main; began = time.process_time(); "
+        "status = main(['models', '--json']); "
         "assert 'torch' not in sys.modules; assert time.process_time() - began < 1; sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)

@@ -117,6 +117,20 @@ def test_pipeline_stages_wait_for_each_other():
     assert train(DENSE).pipeline_bubble == 0
 
 
+def test_context_parallel_ranks_share_a_micro_batch():
+    """The cap is what one GPU has: as many samples of half the replicas, in micro-batches twice as long."""
+    one = replace(DENSE, layout=replace(DENSE.layout, tp=1, dp=4))
+    two = replace(DENSE, layout=replace(DENSE.layout, tp=1, dp=2, cp=2))
+    assert micro_batches(one) == micro_batches(two) == 10
+
+
+def test_context_parallel_ranks_send_their_keys_and_values():
+    """8 heads of 128 each, of every token of a rank, to all of the others, in each of 36 layers."""
+    apart = replace(DENSE, layout=replace(DENSE.layout, tp=1, dp=1, cp=4))
+    sent = DENSE.num_samples * DENSE.sample_tokens / 4 * 2 * 8 * 128 * 2
+    assert exchange_s(apart, 1) == pytest.approx(36 * 3 * sent / (450e9 * 0.6))
+
+
 def test_padded_rows_are_as_long_as_the_longest_of_their_micro_batch():
     """Responses from 0 to 2,048: the longer of two has 2/3 of that on average, a single one is itself."""
     pair = replace(DENSE.layout, max_tokens=None, micro_batch_size=2)

@@ -103,6 +103,16 @@ def test_full_recomputation_keeps_the_input_of_each_layer():
     assert activations(layout(recompute=False), 0) == (36 * layer, 0)
 
 
+def test_context_parallel_ranks_keep_the_keys_and_values_that_their_chunks_see():
+    """Of two ranks each has half of the tokens, and 2 + 1/2 times its own keys and values in the order of the kernel:
+    8 heads of 128 each, in bfloat16, half of them on each of two tensor-parallel ranks."""
+    _, one = activations(layout(dp=1, max_tokens=8192), 0)
+    _, two = activations(layout(dp=1, cp=2, max_tokens=8192), 0)
+    assert two - one == 8192 * 2.5 * (2 * 8 * 128) / 2 * 2
+    latent = [activations(layout("glm4_7_flash", dp=1, cp=cp, max_tokens=8192), 0)[1] for cp in (1, 4)]
+    assert latent[1] - latent[0] == 8192 * 4.5 * 20 * (192 + 64 + 256) / 2 * 2
+
+
 def test_early_stages_keep_more_micro_batches():
     kept = [activations(layout(pp=4, dp=1), stage)[0] for stage in range(4)]
     assert kept == [4 * kept[3], 3 * kept[3], 2 * kept[3], kept[3]]

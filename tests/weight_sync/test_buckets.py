@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +48,59 @@ def test_tensors_are_drawn_one_bucket_at_a_time():
     buckets = bucketize(source(), 20)
     next(buckets)
     assert drawn == [0, 1, 2]
+
+
+MEMBERS = st.lists(
+    st.tuples(st.integers(0, 20), st.sampled_from([None, "g", "h", "i"]), st.sampled_from([None, "x", "y"])),
+    max_size=25,
+)
+
+
+def label(name: str, field: int) -> str | None:
+    """Names are `<position>/<group>/<kind>`, with - for None."""
+    part = name.split("/")[field]
+    return None if part == "-" else part
+
+
+@given(members=MEMBERS, cap=st.integers(1, 60))
+def test_groups_stay_whole_kinds_apart_and_nothing_is_lost(members, cap):
+    # A group's members have one kind, here none: a kind of two groups at once cannot be satisfied.
+    named = [
+        (f"{i}/{group or '-'}/{'-' if group else kind or '-'}", torch.zeros(n, dtype=torch.uint8))
+        for i, (n, group, kind) in enumerate(members)
+    ]
+    sizes: dict[str, int] = {}
+    for name, _ in named:
+        if (group := label(name, 1)) is not None:
+            sizes[group] = sizes.get(group, 0) + 1
+    buckets = list(bucketize(iter(named), cap, sizes, lambda n: label(n, 1), lambda n: label(n, 2)))
+    sent = [name for bucket in buckets for name, _ in bucket]
+    assert sorted(sent) == sorted(name for name, _ in named)
+    position = {name: i for i, bucket in enumerate(buckets) for name, _ in bucket}
+    for group in sizes:
+        assert len({position[name] for name in sent if label(name, 1) == group}) == 1
+    for bucket in buckets:
+        assert len({label(name, 2) for name, _ in bucket} - {None}) <= 1
+        units = {label(name, 1) or name for name, _ in bucket}
+        assert sum(nbytes(t) for _, t in bucket) <= cap or len(units) == 1
+    alone = [name for name in sent if label(name, 1) is None]
+    assert alone == [name for name, _ in named if label(name, 1) is None]  # order kept
+
+
+def test_a_group_takes_the_place_of_its_last_member_and_later_tensors_need_not_wait():
+    drawn = []
+
+    def source():
+        for name in ("a1", "x", "y", "a2", "z"):
+            drawn.append(name)
+            yield name, torch.zeros(4, dtype=torch.uint8)
+
+    buckets = bucketize(source(), 8, {"a": 2}, lambda name: "a" if name.startswith("a") else None)
+    assert [name for name, _ in next(buckets)] == ["x", "y"]
+    assert drawn == ["a1", "x", "y", "a2"]
+    assert [[name for name, _ in bucket] for bucket in buckets] == [["a1", "a2"], ["z"]]
+
+
+def test_a_group_that_never_becomes_complete_is_not_swallowed():
+    with pytest.raises(AssertionError, match="incomplete groups"):
+        list(bucketize([("a1", torch.zeros(1))], 8, {"a": 2}, lambda name: "a"))

@@ -113,6 +113,37 @@ def test_only_the_last_bucket_carries_the_version_and_the_flush(fake_engine):
     assert [u["flush_cache"] for u in engine.updates] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 1 << 20])
+def test_a_latent_pair_arrives_in_one_update_and_packed_experts_without_single_ones(fake_engine, bucket_bytes):
+    layers = [f"model.layers.{i}.self_attn." for i in range(2)]
+    names = [layer + part for part in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa") for layer in layers]
+    names += ["model.layers.0.mlp.experts.gate_up_proj", "mtp.layers.0.mlp.experts.0.up_proj"]
+    weights = [(f"{name}.weight", torch.ones(2, 2)) for name in names]
+    engine = fake_engine()
+    sender([engine.address(0)], bucket_bytes).send(weights, 1, [name for name, _ in weights])
+    assert sorted(engine.weights) == sorted(name for name, _ in weights)
+    updates = [
+        {meta.name for meta in pickle.loads(base64.b64decode(update["serialized_named_tensors"][0]))["metadata"]}
+        for update in engine.updates
+    ]
+    for update in updates:
+        for layer in layers:
+            assert (f"{layer}q_a_proj.weight" in update) == (f"{layer}kv_a_proj_with_mqa.weight" in update)
+        assert not {f"{names[-1]}.weight", f"{names[-2]}.weight"} <= update
+
+
+def test_router_biases_keep_their_dtype_among_other_weights(fake_engine):
+    bias = torch.tensor([0.1, -0.2, 0.30000001])
+    weights = [("norm", torch.ones(3, dtype=torch.bfloat16)), ("gate.e_score_correction_bias", bias)]
+    weights += [("odd", torch.ones(1, dtype=torch.bfloat16)), ("scale", torch.ones(1, dtype=torch.float64))]
+    engine = fake_engine()
+    sender([engine.address(0)]).send(weights, 1, [name for name, _ in weights])
+    assert len(engine.updates) == 1
+    for name, tensor in weights:
+        assert engine.weights[name].dtype == tensor.dtype
+        assert torch.equal(engine.weights[name], tensor)
+
+
 def test_each_tensor_parallel_rank_gets_an_entry(fake_engine):
     engine = fake_engine()
     sender([engine.address(0, tp=2)]).send(WEIGHTS, 1, NAMES)

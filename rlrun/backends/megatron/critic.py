@@ -82,7 +82,7 @@ class Critic:
         self.model.eval()
 
         def collect(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tensor, Any]:
-            chosen = values[micro_batch.rows]
+            chosen = step.whole(values[micro_batch.rows], micro_batch)
             return chosen.sum(), step.no_tokens(chosen), chosen.cpu().numpy()
 
         with torch.no_grad():
@@ -97,7 +97,7 @@ class Critic:
         def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, Tensor, Any]:
             train = micro_batch.train
             value, metrics = value_loss(
-                values[micro_batch.rows],
+                step.whole(values[micro_batch.rows], micro_batch),
                 train["old_values"],
                 train["returns"],
                 train["loss_weights"],

@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlrun.backends.megatron.delta_rule import choose_kernel, gated_delta_rule
 from rlrun.backends.megatron.short_conv import causal_conv
@@ -39,13 +40,16 @@ def delta_net_fields(linear: LinearAttentionSpec) -> dict[str, Any]:
 
 
 def delta_net_submodules(config: TransformerConfig, kernel: str = "auto") -> ModuleSpec:
-    """What stands in place of `self_attention` in the spec of a layer. `kernel` is `model.gdn_backend`."""
+    """What stands in place of `self_attention` in the spec of a layer. `kernel` is `train.gdn_backend` of the plan;
+    RunFailed when its package is not installed (here, because Megatron makes another error of one raised while it
+    builds a module)."""
     assert config.context_parallel_size == 1, "a gated delta net needs whole sequences"
     assert config.linear_num_value_heads % config.linear_num_key_heads == 0
     assert config.linear_num_key_heads % config.tensor_model_parallel_size == 0
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return ModuleSpec(
         module=GatedDeltaNet,
-        params={"kernel": kernel},
+        params={"kernel": choose_kernel(kernel, device, config.params_dtype)},
         submodules=stock.GatedDeltaNetSubmodules(
             in_proj=ColumnParallelLinear, out_norm=OutputNorm, out_proj=RowParallelLinear
         ),
@@ -63,11 +67,17 @@ class OutputNorm(nn.Module):
         weight = torch.ones(hidden_size, dtype=config.params_dtype, device=torch.cuda.current_device())
         self.weight = nn.Parameter(weight)
 
-    def forward(self, x: Tensor, gate: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-        """x, gate [..., hidden_size]."""
+    def forward(self, x: Tensor, gate: Tensor, group: torch.distributed.ProcessGroup, recompute: bool) -> Tensor:
+        """x, gate [..., hidden_size]. `recompute` keeps them alone for the backward pass, and no float32 copies."""
         weight = copy_to_tensor_model_parallel_region(self.weight, group)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return (F.rms_norm(x.to(dtype), weight.shape, weight.to(dtype), self.eps) * F.silu(gate.to(dtype))).to(x.dtype)
+        if recompute and torch.is_grad_enabled():
+            return checkpoint(_gated_norm, x, gate, weight, self.eps, use_reentrant=False, preserve_rng_state=False)
+        return _gated_norm(x, gate, weight, self.eps)
+
+
+def _gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    dtype = _wide(x.dtype)
+    return (F.rms_norm(x.to(dtype), weight.shape, weight.to(dtype), eps) * F.silu(gate.to(dtype))).to(x.dtype)
 
 
 class GatedDeltaNet(stock.GatedDeltaNet):
@@ -75,7 +85,7 @@ class GatedDeltaNet(stock.GatedDeltaNet):
     q, k and v, the gated delta rule, a gated norm, out_proj. A_log and dt_bias are float32 in any model: bfloat16
     would round decay rates to 1 in 256."""
 
-    def __init__(self, config: TransformerConfig, *args: Any, kernel: str = "auto", **kwargs: Any):
+    def __init__(self, config: TransformerConfig, *args: Any, kernel: str = "torch", **kwargs: Any):
         assert config.context_parallel_size == 1, "a gated delta net needs whole sequences"
         with _built_without_fla():
             super().__init__(config, *args, **kwargs)
@@ -84,7 +94,7 @@ class GatedDeltaNet(stock.GatedDeltaNet):
             wide = nn.Parameter(getattr(self, name).detach().to(_wide(config.params_dtype)))
             wide.tensor_model_parallel = True
             setattr(self, name, wide)
-        self.kernel = choose_kernel(kernel, self.A_log.device, config.params_dtype)
+        self.kernel = kernel  # what `choose_kernel` returned
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, packed_seq_params: Any = None, **unused: Any
@@ -106,10 +116,10 @@ class GatedDeltaNet(stock.GatedDeltaNet):
         dtype = self.A_log.dtype
         g = -self.A_log.exp() * F.softplus(alpha.to(dtype) + self.dt_bias)
 
-        # Where whole layers are recomputed, there is nothing left to gain.
+        # Float32 inside is computed twice and not kept; where whole layers are recomputed, that would gain nothing.
         recompute = self.config.recompute_granularity != "full"
         out = gated_delta_rule(q, k, v, g, beta.to(dtype).sigmoid(), bounds, self.kernel, recompute)
-        out = self.out_norm(out, gate, self.pg_collection.tp)
+        out = self.out_norm(out, gate, self.pg_collection.tp, recompute)
         return self.out_proj(out.flatten(2).transpose(0, 1).contiguous())
 
 

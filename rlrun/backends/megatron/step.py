@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as ps
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
@@ -52,7 +53,10 @@ def run_train(
 ) -> dict[str, float]:
     """Adds the gradient of the loss, summed over micro-batches and all ranks, to the model's gradient buffers and
     reduces them. Returns the metrics of the loss, the same on every rank: sums over the whole step, or maxima
-    (`_max`), plus `num_tokens` (tokens with a loss weight)."""
+    (`_max`), plus `num_tokens` (tokens with a loss weight).
+
+    Context-parallel ranks all have the loss of the whole micro-batch, of which each differentiates its own log-probs:
+    so no sample is cut for the loss, and nothing counts twice."""
     model.train()
 
     def loss(micro_batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -88,7 +92,21 @@ def _token_logprobs(
     config = get_model_config(model)
     rows = spread_hidden(hidden, config.sequence_parallel)[micro_batch.rows]
     weight = unwrap(model).output_weight()
-    return token_logprobs(rows, weight, micro_batch.targets, temperature, vocab_size, entropy_grad=entropy_grad)
+    mine = token_logprobs(rows, weight, micro_batch.targets, temperature, vocab_size, entropy_grad=entropy_grad)
+    if micro_batch.order is None:
+        return mine
+    logprobs, entropy = whole(torch.stack(mine, dim=1), micro_batch).unbind(dim=1)
+    return logprobs, entropy if entropy_grad else entropy.detach()
+
+
+def whole(values: Tensor, micro_batch: MicroBatch) -> Tensor:
+    """values [n, ...] of this rank's rows -> [N, ...] of all that the micro-batch predicts, the same on every
+    context-parallel rank; a gradient, which is the same on each of them too, goes to the rank's own rows."""
+    if micro_batch.order is None:
+        return values
+    group = ps.get_context_parallel_group()
+    gathered = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False, group=group)
+    return gathered[micro_batch.order]
 
 
 def no_tokens(like: Tensor) -> Tensor:
@@ -128,7 +146,8 @@ def reduce_metrics(outputs: list[dict[str, Tensor]]) -> dict[str, float]:
                 continue
             parts = [values[name].sum() if op == dist.ReduceOp.SUM else values[name].max() for name in chosen]
             reduced = torch.stack(parts)
-            dist.all_reduce(reduced, op=op, group=ps.get_data_parallel_group(with_context_parallel=True))
+            # Without the context-parallel ranks: each has the metrics of whole micro-batches.
+            dist.all_reduce(reduced, op=op, group=ps.get_data_parallel_group())
             metrics |= dict(zip(chosen, reduced.tolist(), strict=True))
     if ps.get_pipeline_model_parallel_world_size() > 1:
         box = [metrics]

@@ -138,8 +138,8 @@ class MegatronTrainer:
 
     def _micro_batches(self, batch: TokenBatch, train: bool) -> list[microbatch.MicroBatch]:
         layout = self.plan.train
-        multiple = layout.tp if layout.sequence_parallel else 1
-        return microbatch.make_microbatches(batch, layout.batching, multiple, self.device, train)
+        cut = microbatch.Cut(layout.tp if layout.sequence_parallel else 1, layout.cp, self.info.cp)
+        return microbatch.make_microbatches(batch, layout.batching, cut, self.device, train)
 
     def _refuse_nonfinite(self, what: str, value: float, of: str = "algo") -> None:
         if not math.isfinite(value):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlrun.config.arguments.sglang import ALWAYS, ON_CPU
+from rlrun.config.arguments.sglang import ALWAYS, FAMILY_ON_CPU, ON_CPU
 from rlrun.config.arguments.table import table
 from rlrun.errors import RunFailed
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
@@ -51,7 +51,7 @@ def server_command(
     if engine.seeded:
         options["enable-deterministic-inference"] = True
     if plan.device == "cpu":
-        options |= _options(ON_CPU)
+        options |= _options(ON_CPU) | _options(FAMILY_ON_CPU.get(plan.model.spec.family, {}))
         # Only a bound here (the cache has max-total-tokens); SGLang's own estimate can come out negative.
         options["mem-fraction-static"] = 0.5
         # Only the triton and flashinfer backends keep chunks aligned, so a seeded prompt is prefilled in one piece.
@@ -95,6 +95,10 @@ def server_env(
     `visible_gpus`."""
     env = dict(base)
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+    if plan.model.spec.linear_attention is not None:
+        # What a convolution has seen last is kept in bfloat16 unless told otherwise: of a float32 model, decoding then
+        # differs from prefill by 1e-2.
+        env["SGLANG_MAMBA_CONV_DTYPE"] = plan.model.dtype
     if plan.device == "cpu":
         env.update(
             CUDA_VISIBLE_DEVICES="",

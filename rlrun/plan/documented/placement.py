@@ -41,11 +41,8 @@ CODES: dict[str, str] = {
     ),
     "cp-unsupported": (
         "Context parallelism gives each rank a part of every sample. A gated delta net (Qwen3.5) passes its state "
-        "from token to token and would need the parts one after the other, so placement.trainer.cp has to be 1."
-    ),
-    "cp-not-runnable": (
-        "Context parallelism can be planned, and this version's attention cannot compute it yet: "
-        "placement.trainer.cp has to be 1 to run. Long samples also fit with trainer.recompute=full or a larger tp."
+        "from token to token and would need the parts one after the other, so placement.trainer.cp has to be 1; also "
+        "where the teacher has such layers. Long samples also fit with trainer.recompute=full or a larger tp."
     ),
     "ep-not-runnable": (
         "Expert and expert-tensor parallelism can be planned, and this version runs with placement.trainer.ep and etp "

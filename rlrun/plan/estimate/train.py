@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlrun.plan.activations import key_value_width
 from rlrun.plan.estimate import efficiency
 from rlrun.plan.estimate.flops import causal_pairs, forward
 from rlrun.plan.estimate.work import Work
@@ -67,7 +68,7 @@ def micro_batches(w: Work) -> int:
     samples = w.num_samples / w.optimizer_steps / w.layout.dp
     if w.layout.micro_batch_size is not None:
         return max(1, -int(-samples // w.layout.micro_batch_size))
-    return max(1, -int(-samples * w.sample_tokens // w.layout.tokens))
+    return max(1, -int(-samples * w.sample_tokens // (w.layout.tokens * w.layout.cp)))
 
 
 def _seconds(w: Work, operations: float, stretch: float) -> float:
@@ -77,14 +78,18 @@ def _seconds(w: Work, operations: float, stretch: float) -> float:
 
 
 def exchange_s(w: Work, passes: int) -> float:
-    """Tensor parallelism: two all-reduces of the hidden states a layer and pass. Expert parallelism: each token's
-    hidden state to its experts and back."""
+    """Tensor parallelism: two all-reduces of the hidden states a layer and pass. Context parallelism: the keys and
+    values of the other ranks, or their gradients. Expert parallelism: each token's hidden state to its experts and
+    back."""
     m, spec = w.layout, w.layout.spec
-    hidden = w.num_samples * padded_tokens(w) / (m.dp * m.cp) * spec.hidden_size * m.weight_bytes
+    one = w.num_samples * padded_tokens(w) / (m.dp * m.cp) * m.weight_bytes  # bytes of a value of each token
+    hidden = one * spec.hidden_size
     layers = passes * spec.num_layers / m.pp
     seconds = 0.0
     if m.tp > 1:
         seconds += layers * 2 * 2 * (m.tp - 1) / m.tp * hidden / _link(w, m.tp)
+    if m.cp > 1:
+        seconds += layers * (m.cp - 1) * one * key_value_width(spec) / m.tp / _link(w, m.tp * m.cp)
     if m.ep > 1 and spec.moe is not None:
         sent = hidden / (m.tp if m.sequence_parallel else 1) * spec.moe.experts_per_token * (m.ep - 1) / m.ep
         sparse = layers * (spec.num_layers - spec.moe.first_dense) / spec.num_layers

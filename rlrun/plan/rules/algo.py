@@ -132,7 +132,8 @@ def token_cap(c: Context) -> Iterator[Problem]:
             "and a response: long samples would all exceed the cap"
         )
         longest = r.max_prompt_tokens + r.max_response_tokens
-        hint = f"set trainer.max_tokens_per_gpu to {-(-longest // cp)} or more, which holds the longest sample"
+        part = 2 * -(-longest // (2 * cp)) if cp > 1 else longest  # two equal chunks
+        hint = f"set trainer.max_tokens_per_gpu to {part} or more, which holds the longest sample"
         keys = ("trainer.max_tokens_per_gpu", "rollout.max_prompt_tokens")
         yield c.problem("token-cap-too-small", summary, *keys, hint=hint)
 

@@ -66,6 +66,10 @@ def teacher(c: Context) -> Iterator[Problem]:
         keys = (TEACHER, "placement.trainer.tp", "placement.trainer.pp")
         hint = "set placement.trainer.tp and placement.trainer.pp to 1, or to sizes that divide both models"
         yield c.problem("teacher-indivisible", summary, *keys, hint=hint)
+    if t.cp > 1 and spec.linear_attention is not None:
+        summary = "the teacher's gated delta nets run through a sample, and context parallelism would cut it"
+        hint = "set placement.trainer.cp to 1"
+        yield c.problem("cp-unsupported", summary, "placement.trainer.cp", TEACHER, hint=hint)
 
 
 def _tokenizer(folder: str) -> str | None:

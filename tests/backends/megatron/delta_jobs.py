@@ -46,7 +46,9 @@ def merge(name: str, shards: list[np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def built(rendezvous: Rendezvous, plan: RunPlan, weights: Arrays | None = None) -> Iterator[Any]:
+def built(
+    rendezvous: Rendezvous, plan: RunPlan, weights: Arrays | None = None, shape: LinearAttentionSpec = SHAPE
+) -> Iterator[Any]:
     """The module alone, with its tensor-parallel share of the weights."""
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -76,7 +78,7 @@ def built(rendezvous: Rendezvous, plan: RunPlan, weights: Arrays | None = None) 
                 tensor_model_parallel_size=train.tp,
                 sequence_parallel=train.sequence_parallel,
                 gradient_accumulation_fusion=False,
-                **delta_net_fields(SHAPE),
+                **delta_net_fields(shape),
             )
             groups = ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
             module = build_module(delta_net_submodules(config), config=config, layer_number=1, pg_collection=groups)
@@ -165,3 +167,21 @@ def delta_net_steps(
         found["first"] = step()
         checkpoint.save(directory, model, optimizer, scheduler, plan.train)
         return found | {"second": step()}
+
+
+def delta_net_kept(rendezvous: Rendezvous, plan: RunPlan, shape: LinearAttentionSpec) -> float:
+    """Bytes a token that the module keeps for its backward pass, without its input and its weights."""
+    kept: dict[int, torch.Tensor] = {}
+    with built(rendezvous, plan, shape=shape) as module:
+        x = torch.randn(640, 1, HIDDEN, dtype=getattr(torch, plan.model.dtype)).requires_grad_()
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out, _ = module(x, packed_seq_params=packing([140, 500]))
+        for given in (x, *module.parameters()):
+            kept.pop(given.untyped_storage().data_ptr(), None)
+        del out
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / len(x)

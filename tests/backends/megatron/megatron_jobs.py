@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from attention_jobs import latent  # noqa: F401  (a job)
 from convert_jobs import load_converted, save_changed  # noqa: F401  (jobs)
-from delta_jobs import delta_net, delta_net_steps  # noqa: F401  (jobs)
+from delta_jobs import delta_net, delta_net_kept, delta_net_steps  # noqa: F401  (jobs)
 from family_jobs import family  # noqa: F401  (a job)
 from memory_jobs import held  # noqa: F401  (a job)
 

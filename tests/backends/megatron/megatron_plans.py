@@ -57,6 +57,7 @@ def make_plan(
     ep: int = 1,
     etp: int = 1,
     spec: t.ModelSpec | None = None,
+    cp: int = 1,
     tied: bool = True,
     batching: str = "packed",
     recompute: str = "none",
@@ -75,7 +76,7 @@ def make_plan(
     value_clip: float | None = 0.2,
     **optimizer: Any,
 ) -> t.RunPlan:
-    world = tp * pp * dp
+    slots = tp * pp * cp * dp
     return t.RunPlan(
         name="test",
         experiment=None,
@@ -86,18 +87,18 @@ def make_plan(
         config_hash="0" * 12,
         device=device,
         num_nodes=1,
-        gpus_per_node=world,
+        gpus_per_node=slots,
         placement_mode="colocated",
-        slots=tuple(t.Slot(i, 0, i) for i in range(world)),
+        slots=tuple(t.Slot(i, 0, i) for i in range(slots)),
         max_staleness=0,
         model=t.ModelPlan(
             "tiny", spec or replace(SPEC, tied_embeddings=tied, num_layers=num_layers), "pretrained", None, None, dtype
         ),
         train=t.TrainPlan(
-            slots=tuple(range(world)),
+            slots=tuple(range(slots)),
             tp=tp,
             pp=pp,
-            cp=1,
+            cp=cp,
             dp=dp,
             ep=ep,
             etp=etp,
@@ -135,3 +136,8 @@ def make_plan(
         critic=t.CriticPlan(critic_path, value_clip, 0, replace(OPTIMIZER, lr=2e-2, clip_grad=1.5)) if critic else None,
         resolved_config={},
     )
+
+
+def world(plan: t.RunPlan) -> int:
+    """Trainer ranks of a plan."""
+    return len(plan.train.slots)

@@ -6,15 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from megatron_plans import SPEC, make_plan
+from megatron_plans import SPEC, make_plan, world
 
 pytestmark = pytest.mark.engines
 
-LAYOUTS = {"tp1": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {"dp": 2}}
-
-
-def world(plan):
-    return plan.train.tp * plan.train.pp * plan.train.dp
+LAYOUTS = {"tp1": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "dp2": {"dp": 2}, "cp2": {"cp": 2}}
 
 
 def folder(path):
@@ -41,6 +37,7 @@ def batches(checkpoints):
         ("dp2", {}),
         ("dp2", {"distributed_optimizer": False}),
         ("dp2", {"gather": "host"}),
+        ("cp2", {}),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(ranks, checkpoints, batches, tmp_path, layout, settings):
@@ -61,7 +58,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(ranks, checkpoint
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("tp2", "tp1"), ("pp2", "tp1"), ("dp2", "tp1"), ("tp1", "tp2"), ("tp2", "pp2"), ("pp2", "dp2"), ("dp2", "tp2")],
+    [
+        ("tp2", "tp1"),
+        ("pp2", "tp1"),
+        ("dp2", "tp1"),
+        ("tp1", "tp2"),
+        ("tp2", "pp2"),
+        ("pp2", "dp2"),
+        ("dp2", "tp2"),
+        ("cp2", "tp1"),
+        ("tp2", "cp2"),
+    ],
 )
 def test_a_checkpoint_loads_into_another_layout_and_trains_on_equally(
     ranks, checkpoints, batches, tmp_path, source, target

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from megatron_plans import make_plan
-from test_trainer import LAYOUTS, relative, reported, world
+from megatron_plans import make_plan, world
+from test_trainer import LAYOUTS, relative, reported
 
 pytestmark = pytest.mark.engines
 
@@ -39,7 +39,7 @@ def named(model):
     return {f"model.{name}": p.detach().numpy() for name, p in model.trunk.named_parameters()}
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "tp2_sp_padded", "pp2_padded"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "tp2_sp_padded", "pp2_padded", "cp2_padded"])
 def test_training_equals_hugging_face_and_torch_adamw(ranks, checkpoints, reference, layout):
     """Values, metrics of three steps, the weights after them, and a policy that is not touched."""
     settings = {"batching": "padded" if "padded" in layout else "packed", **LAYOUTS[layout.removesuffix("_padded")]}
@@ -66,7 +66,7 @@ def test_training_equals_hugging_face_and_torch_adamw(ranks, checkpoints, refere
     assert all(r["policy_unchanged"] for r in results)
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "tp2_sp_recompute", "pp2_recompute"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "tp2_sp_recompute", "pp2_recompute", "cp2_recompute"])
 def test_the_gradient_of_every_parameter_equals_autograd(ranks, checkpoints, reference, layout):
     """Head and trunk, also where the policy ties its embedding, which the critic never does."""
     import critic_reference as hf
@@ -87,7 +87,7 @@ def test_the_gradient_of_every_parameter_equals_autograd(ranks, checkpoints, ref
             assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2", "dp2", "cp2"])
 def test_a_resumed_critic_equals_an_uninterrupted_one_bit_for_bit(ranks, checkpoints, reference, tmp_path, layout):
     plan = planned(**LAYOUTS[layout])
     batches, args = reference["batches"], (plan, checkpoints["tied"], str(tmp_path))
@@ -101,7 +101,7 @@ def test_a_resumed_critic_equals_an_uninterrupted_one_bit_for_bit(ranks, checkpo
             assert before["at_end"][part] != before["at_save"][part]
 
 
-@pytest.mark.parametrize(("source", "target"), [("tp2", "pp2"), ("pp2", "dp2"), ("dp2", "tp1")])
+@pytest.mark.parametrize(("source", "target"), [("tp2", "pp2"), ("pp2", "dp2"), ("dp2", "cp2"), ("cp2", "tp1")])
 def test_a_critic_loads_into_another_layout_and_trains_on_equally(
     ranks, checkpoints, reference, tmp_path, source, target
 ):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from delta_jobs import HIDDEN, KEYS, SHAPE, VALUES, merge
-from megatron_plans import make_plan
+from megatron_plans import SPEC, make_plan
 
 from rlrun.backends.sglang.cpu import install_torchvision_ops
+from rlrun.errors import RunFailed
+from rlrun.plan.activations import _mixer_bytes
 
 pytestmark = pytest.mark.engines
 LENGTHS = [5, 66, 1, 130]
@@ -164,14 +167,35 @@ def test_float32_parameters_of_a_bfloat16_model_are_trained_and_saved(ranks, tmp
             close(resumed["second"][name] - saved["first"][name], saved["second"][name] - saved["first"][name], 0.05)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_kept_for_the_backward_pass_is_what_the_plan_counts(ranks, dtype):
+    shape = replace(SHAPE, key_dim=128, value_dim=128)
+    kept = ranks.run(1, "delta_net_kept", make_plan(dtype=dtype), shape)[0]
+    spec = replace(SPEC, family="qwen3_5", linear_attention=shape)
+    assert kept == pytest.approx(_mixer_bytes(spec, 0, {"bfloat16": 2, "float32": 4}[dtype]), rel=0.03)
+
+
+def config(**fields: Any) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from rlrun.backends.megatron.delta_net import delta_net_fields
+
+    return TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, **delta_net_fields(SHAPE), **fields)
+
+
 def test_context_parallelism_is_refused():
     from rlrun.backends.megatron.delta_net import delta_net_submodules
 
-    class Config:
-        context_parallel_size = 2
-
     with pytest.raises(AssertionError, match="whole sequences"):
-        delta_net_submodules(Config())
+        delta_net_submodules(config(context_parallel_size=2))
+
+
+def test_kernels_that_are_not_installed_fail_the_run_before_anything_is_built():
+    from rlrun.backends.megatron.delta_net import delta_net_submodules
+
+    with pytest.raises(RunFailed, match="pip install flash-qla"):
+        delta_net_submodules(config(), "flashqla")
+    assert delta_net_submodules(config(), "auto").params == {"kernel": "torch"}
 
 
 def test_sections_have_the_sizes_of_the_weights():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from megatron_plans import SPEC, make_plan
+from megatron_plans import SPEC, make_plan, world
 
 from rlrun.plan.layout import Layout
 from rlrun.plan.memory import state
@@ -39,6 +39,8 @@ LAYOUTS = {
     "tp2": ({"tp": 2}, {}),
     "tp2_untied": ({"tp": 2, "tied": False}, {}),
     "dp2": ({"dp": 2}, {}),
+    "cp2": ({"cp": 2}, {}),
+    "cp2_whole_optimizer": ({"cp": 2, "distributed_optimizer": False}, {}),
     "dp2_whole_optimizer": ({"dp": 2, "distributed_optimizer": False}, {}),
     "dp2_bfloat16": ({"dp": 2, "dtype": "bfloat16"}, {}),
     "dp2_bfloat16_whole_optimizer": ({"dp": 2, "dtype": "bfloat16", "distributed_optimizer": False}, {}),
@@ -98,7 +100,7 @@ def layout_of(plan: RunPlan) -> Layout:
 
 def compare(ranks, plan: RunPlan) -> None:
     m = layout_of(plan)
-    results = ranks.run(plan.train.tp * plan.train.pp * plan.train.dp, "held", plan)
+    results = ranks.run(world(plan), "held", plan)
     stages = state(m)
     for result in results:
         expected = stages[result["info"].pp]
@@ -113,7 +115,7 @@ def compare(ranks, plan: RunPlan) -> None:
         together = sum(r["optimizer"] for r in results if r["info"].pp == stage)
         each = m.master_bytes + 2 * m.moment_bytes
         replicas = [
-            m.tp * m.dp // ranks for ranks in m.shards
+            m.tp * m.cp * m.dp // ranks for ranks in m.shards
         ]  # of (non-expert, expert) state, among the stage's ranks
         assert together == each * sum(n * count for n, count in zip(replicas, m.parameters()[stage], strict=True))
 

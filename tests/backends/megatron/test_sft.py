@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from megatron_plans import SPEC, make_plan
+from megatron_plans import SPEC, make_plan, world
 
 pytestmark = pytest.mark.engines
 
@@ -16,6 +16,8 @@ LAYOUTS = {
     "padded": {"batching": "padded"},
     "tp2": {"tp": 2},
     "dp2": {"dp": 2, "distributed_optimizer": False},
+    "cp2": {"cp": 2, "distributed_optimizer": False},
+    "cp2 padded": {"cp": 2, "batching": "padded", "distributed_optimizer": False},
 }
 NEAR = 1e-5
 
@@ -63,7 +65,7 @@ def test_the_gradient_is_that_of_torchs_cross_entropy(ranks, checkpoints, layout
     plan = replace(plan, algo=replace(plan.algo, loss=replace(plan.algo.loss, kind="sft", kl_coef=0.0)))
     samples, batch = make_rows(aggregation)
     loss, expected = by_torch(checkpoints["tied"], samples, aggregation)
-    results = ranks.run(plan.train.tp * plan.train.dp, "gradients", plan, checkpoints["tied"], batch)
+    results = ranks.run(world(plan), "gradients", plan, checkpoints["tied"], batch)
     metrics = results[0]["metrics"]
     assert metrics["loss"] == pytest.approx(loss, rel=NEAR)
     assert metrics["nll"] == metrics["loss"]

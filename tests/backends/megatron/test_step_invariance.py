@@ -1,16 +1,18 @@
 """The gradient of a whole optimizer step does not depend on how the step is cut: scheduler, loss weights and Megatron
-together, over micro-batches, packing, data-, tensor- and pipeline-parallel ranks, for every aggregation of the loss.
+together, over micro-batches, packing, data-, tensor-, pipeline- and context-parallel ranks, for every aggregation of
+the loss, and for a loss whose ratio is that of the whole sequence.
 
 In float32, which is what the trainer computes log-probs and sums gradients in whatever the dtype of the weights
-(`rlrun.backends.megatron.logprobs`, Megatron's gradient buffers); a float64 model would be rounded there. Context
-parallelism is refused by the plan (cp-unsupported), so it is no cut yet.
+(`rlrun.backends.megatron.logprobs`, Megatron's gradient buffers); a float64 model would be rounded there.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from megatron_plans import make_plan
+from megatron_plans import make_plan, world
 
 from rlrun.algos.advantages import spread
 from rlrun.algos.weights import LOSS_WEIGHTS
@@ -68,36 +70,61 @@ CUTS = {
     "tp2 sp padded": ({"tp": 2, "sequence_parallel": True}, {"batching": "padded", "micro_batch_size": 4}),
     "pp2": ({"pp": 2}, {"max_tokens_per_gpu": 64, "multiple": 2}),
     "pp2 padded": ({"pp": 2}, {"batching": "padded", "micro_batch_size": 5}),
+    "cp2": ({"cp": 2}, {"max_tokens_per_gpu": 32, "cp": 2}),
+    "cp2 alone": ({"cp": 2}, {"max_tokens_per_gpu": 1, "cp": 2}),
+    "cp2 padded": ({"cp": 2}, {"batching": "padded", "micro_batch_size": 4}),
+    "cp2 recompute": ({"cp": 2, "recompute": "full"}, {"max_tokens_per_gpu": 32, "cp": 2}),
 }
+SEQUENCE = {"kind": "gspo", "clip_low": 0.02, "clip_high": 0.03}
 
 
-def plan_of(layout, batching="packed"):
-    return make_plan(tied=False, batching=batching, distributed_optimizer=False, **layout)
+def plan_of(layout, batching="packed", **loss):
+    plan = make_plan(tied=False, batching=batching, distributed_optimizer=False, **layout)
+    return replace(plan, algo=replace(plan.algo, loss=replace(plan.algo.loss, **loss)))
 
 
-@pytest.fixture(scope="module")
-def whole(ranks, checkpoints):
-    """aggregation -> loss and gradients of the step as one packed micro-batch on one rank."""
-    directory = checkpoints["untied"]
-    steps = {name: cut(directory, name, 1, max_tokens_per_gpu=10_000) for name in LOSS_WEIGHTS}
-    assert {len(batches[0].micro_batches) for batches in steps.values()} == {1}
-    return ranks.run(1, "step_gradients", plan_of({}), directory, steps)[0]
+def gradients(ranks, directory, plan, aggregations, **how):
+    steps = {name: cut(directory, name, plan.train.dp, **how) for name in aggregations}
+    results = ranks.run(world(plan), "step_gradients", plan, directory, steps)
+    return results[0], steps
 
 
-@pytest.mark.parametrize("name", list(CUTS))
-def test_the_gradient_of_a_step_does_not_depend_on_its_cut(ranks, checkpoints, whole, name):
-    layout, how = CUTS[name]
-    plan, directory = plan_of(layout, how.get("batching", "packed")), checkpoints["untied"]
-    steps = {aggregation: cut(directory, aggregation, plan.train.dp, **how) for aggregation in LOSS_WEIGHTS}
-    world = plan.train.tp * plan.train.pp * plan.train.dp
-    results = ranks.run(world, "step_gradients", plan, directory, steps)[0]
+def compare(found, whole):
     for aggregation, expected in whole.items():
-        result = results[aggregation]
+        result = found[aggregation]
         assert result["loss"] == pytest.approx(expected["loss"], rel=RELATIVE, abs=1e-6)
         assert result["gradients"].keys() == expected["gradients"].keys()
         for key, want in expected["gradients"].items():
             difference = np.linalg.norm(result["gradients"][key] - want) / np.linalg.norm(want)
             assert difference < RELATIVE, f"{aggregation} {key}: {difference:.1e}"
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, checkpoints):
+    """aggregation -> loss and gradients of the step as one packed micro-batch on one rank."""
+    found, steps = gradients(ranks, checkpoints["untied"], plan_of({}), LOSS_WEIGHTS, max_tokens_per_gpu=10_000)
+    assert {len(batches[0].micro_batches) for batches in steps.values()} == {1}
+    return found
+
+
+@pytest.mark.parametrize("name", list(CUTS))
+def test_the_gradient_of_a_step_does_not_depend_on_its_cut(ranks, checkpoints, whole, name):
+    layout, how = CUTS[name]
+    plan = plan_of(layout, how.get("batching", "packed"))
+    compare(gradients(ranks, checkpoints["untied"], plan, LOSS_WEIGHTS, **how)[0], whole)
+
+
+def test_nor_does_that_of_a_loss_over_whole_sequences(ranks, checkpoints, whole):
+    """Where context-parallel ranks have parts of them."""
+    directory, aggregations = checkpoints["untied"], ("token_mean", "sequence_mean")
+    one, _ = gradients(ranks, directory, plan_of({}, **SEQUENCE), aggregations, max_tokens_per_gpu=10_000)
+    for name in ("cp2", "cp2 padded"):
+        layout, how = CUTS[name]
+        plan = plan_of(layout, how.get("batching", "packed"), **SEQUENCE)
+        compare(gradients(ranks, directory, plan, aggregations, **how)[0], one)
+    key = "lm_head.weight"
+    plain, sequence = (found["token_mean"]["gradients"][key] for found in (whole, one))
+    assert np.linalg.norm(plain - sequence) > 0.1 * np.linalg.norm(plain)
 
 
 def test_aggregations_have_different_gradients(whole):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from megatron_plans import SPEC, make_plan
+from megatron_plans import SPEC, make_plan, world
 
 from rlrun.algos.options import ImportanceOptions
 from rlrun.plan.types import TeacherPlan
@@ -20,12 +20,10 @@ LAYOUTS = {
     "tp2_sp": {"tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
+    "cp2": {"cp": 2},
 }
+RECOMPUTED = ("tp1", "tp2_sp", "pp2", "cp2")
 NEAR = 1e-5
-
-
-def world(plan):
-    return plan.train.tp * plan.train.pp * plan.train.dp
 
 
 def with_loss(plan, **options):
@@ -109,7 +107,7 @@ def relative(a, b):
 @pytest.mark.parametrize("name", ["tied", "untied"])
 @pytest.mark.parametrize(
     "layout",
-    [*LAYOUTS, "tp1_padded", "tp2_padded", "pp2_padded", "tp1_recompute", "tp2_sp_recompute", "pp2_recompute"],
+    [*LAYOUTS, *(f"{x}_padded" for x in ("tp1", "tp2", "pp2", "cp2")), *(f"{x}_recompute" for x in RECOMPUTED)],
 )
 def test_the_gradient_of_every_parameter_equals_autograd_of_hugging_face(ranks, checkpoints, reference, name, layout):
     """Sharded, padded and recomputed alike; dp 2 without a distributed optimizer, so that every rank holds the sum."""
@@ -121,6 +119,18 @@ def test_the_gradient_of_every_parameter_equals_autograd_of_hugging_face(ranks, 
     batch = reference[name]["batches"][0]
     results = ranks.run(world(plan), "gradients", plan, checkpoints[name], batch)
     assert results[0]["gradients"].keys() == expected.keys()
+    for key, want in expected.items():
+        assert relative(results[0]["gradients"][key], want) < 1e-4, key
+    for result in results:
+        assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize("beside", ["tp2_sp", "pp2", "dp2"])
+def test_context_parallelism_goes_with_the_other_kinds(ranks, checkpoints, reference, beside):
+    """On four ranks, where each kind has groups of its own."""
+    plan = make_plan(cp=2, distributed_optimizer=False, **LAYOUTS[beside])
+    metrics, expected = hf_gradients(reference, "tied", plan)
+    results = ranks.run(4, "gradients", plan, checkpoints["tied"], reference["tied"]["batches"][0])
     for key, want in expected.items():
         assert relative(results[0]["gradients"][key], want) < 1e-4, key
     for result in results:
@@ -150,7 +160,7 @@ def test_loss_and_gradient_do_not_depend_on_how_the_batch_is_cut(ranks, checkpoi
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo"])
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "cp2"])
 def test_other_losses_have_the_gradient_of_hugging_face_too(ranks, checkpoints, reference, layout, loss):
     """A sequence's ratio, its corrections and the entropy's gradient, over a divided vocabulary and divided samples."""
     plan = with_loss(make_plan(distributed_optimizer=False, **LAYOUTS[layout]), **LOSSES[loss])
@@ -243,9 +253,10 @@ def test_clipping_scales_the_step_to_the_largest_norm_and_zero_means_none(ranks,
             assert np.abs(result["after"][key] - want.numpy()).max() < 1e-3 * np.abs(step).max() + 1e-7, key
 
 
-def test_log_probs_of_a_batch_with_nothing_in_it_and_of_one_token_samples(ranks, checkpoints):
-    plan = make_plan(uses_reference=False)
-    results = ranks.run(1, "odd_batches", plan, checkpoints["tied"])[0]
+@pytest.mark.parametrize("layout", ["tp1", "cp2"])
+def test_log_probs_of_a_batch_with_nothing_in_it_and_of_one_token_samples(ranks, checkpoints, layout):
+    plan = make_plan(uses_reference=False, **LAYOUTS[layout])
+    results = ranks.run(world(plan), "odd_batches", plan, checkpoints["tied"])[0]
     assert results["empty"] == []
     assert [list(v) for v in results["single"]] == [[0.0], [0.0]]
 

@@ -13,7 +13,9 @@ from rlrun.config.arguments.check import check_argument, offered
 from rlrun.config.arguments.table import Argument, table
 from rlrun.config.origin import Origins
 from rlrun.errors import RunFailed
-from rlrun.plan.types import RouterPlan
+from rlrun.plan.types import ModelSpec, RouterPlan
+
+TINY = ModelSpec("qwen3", 64, 2, 4, 2, 16, 128, 32, 1e-6, 1e4, 512, False, 0)
 
 
 def options(command: list[str]) -> dict[str, str | None]:
@@ -48,6 +50,14 @@ def test_a_seeded_engine_is_deterministic_and_an_unseeded_one_is_not(make_plan):
     assert seeded["chunked-prefill-size"] == "-1"
     assert "enable-deterministic-inference" not in plain
     assert "chunked-prefill-size" not in plain
+
+
+def test_glm5_is_served_by_another_class_on_cpu_alone(make_plan):
+    spec = dataclasses.replace(TINY, family="glm_moe_dsa")
+    on_cpu = options(command_of(make_plan(spec=spec)))
+    assert json.loads(on_cpu["json-model-override-args"]) == {"architectures": ["Glm4MoeLiteForCausalLM"]}
+    assert "json-model-override-args" not in options(command_of(make_plan()))
+    assert "json-model-override-args" not in options(command_of(make_plan(spec=spec, device="cuda")))
 
 
 def test_cuda_graphs_follow_the_plan(make_plan):

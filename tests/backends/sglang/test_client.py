@@ -33,11 +33,12 @@ def answer(ids=(5, 6, 2), logprobs=(-0.5, -1.5, -0.25), reason=None, version="3"
 
 class FakeServer:
     """Answers every prompt; token 100 + seed is sampled, so that order and seeds can be checked. `failures` are the
-    first answers given instead: HTTP statuses, or "hang"."""
+    first answers given instead: HTTP statuses, or "hang". Prompts are scored as `scored`: pairs of log-prob and id."""
 
-    def __init__(self, failures=()):
+    def __init__(self, failures=(), scored=()):
         self.bodies: list[dict] = []
         self.failures = list(failures)
+        self.scored = [[logprob, token, None] for logprob, token in scored]
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -52,6 +53,8 @@ class FakeServer:
         if isinstance(params, dict):
             params = [params] * (1 if single else len(body["input_ids"]))
         answers = [answer((100 + p.get("sampling_seed", 0),), (-1.0,)) for p in params]
+        if self.scored:
+            answers[0]["meta_info"]["input_token_logprobs"] = self.scored
         return web.json_response(answers[0] if single else answers)
 
     async def model_info(self, request: web.Request) -> web.Response:
@@ -196,6 +199,20 @@ def test_without_a_router_a_retry_goes_to_the_next_engine(make_plan):
     completions = run(make_plan(2), servers, lambda c: c.generate(request()))
     assert len(completions) == 3
     assert [len(s.bodies) for s in servers] == [1, 1]
+
+
+@pytest.mark.parametrize("last", [13, 0])
+def test_a_score_has_the_tokens_sent_except_that_sglang_reports_the_vocabularys_last_as_zero(make_plan, last):
+    scored = [(None, 1), (-0.5, last), (-1.5, 0), (-2.5, last)]
+    tokens = [1, 13, 0, 13]
+    assert run(make_plan(), [FakeServer(scored=scored)], lambda c: c.score(tokens, 0)) == [-0.5, -1.5, -2.5]
+
+
+@pytest.mark.parametrize("reported", [[1, 13, 0, 0], [1, 0, 0, 13], [0, 13, 0, 13], [1, 13, 0]])
+def test_a_score_of_other_tokens_is_refused(make_plan, reported):
+    server = FakeServer(scored=[(-1.0, token) for token in reported])
+    with pytest.raises(RunFailed, match="scored other tokens"):
+        run(make_plan(), [server], lambda c: c.score([1, 13, 0, 13], 0))
 
 
 def test_versions_ask_every_engine(make_plan):
