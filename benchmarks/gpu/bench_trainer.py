@@ -1,7 +1,8 @@
 """One trainer rank against the plan: peak memory of each phase, tokens a second and MFU, for random weights of a shape.
 
     python benchmarks/gpu/bench_trainer.py                 # the table, on an NVIDIA GPU
-    python benchmarks/gpu/bench_trainer.py --tiny          # the same code with a tiny model on this CPU, no memory
+    python benchmarks/gpu/bench_trainer.py --families      # layers of Qwen3.5, GLM-4.7-Flash and other families
+    python benchmarks/gpu/bench_trainer.py --tiny          # the same code with tiny models on this CPU, no memory
 
 For each case: what torch's allocator saw at the worst moment, in GiB, and the plan's prediction (`rlrun.plan.memory`)
 over it. The allocator does not see the CUDA context, which the plan's overhead allows for, so that term and those of
@@ -19,7 +20,7 @@ import functools
 import gc
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from rlrun.backends.megatron.model import build_model
 from rlrun.backends.megatron.trainer import MegatronTrainer
 from rlrun.data.types import TrainBatch
 from rlrun.plan.build import load_plan
+from rlrun.plan.estimate.flops import causal_pairs, forward
 from rlrun.plan.types import RunPlan
 
 GIB = 2**30
@@ -44,6 +46,7 @@ class Case:
     samples: int  # in it
     micro_batches: int
     recompute: str
+    shape: dict[str, int] = field(default_factory=dict)  # other values of model.architecture: fewer layers, experts
 
 
 CASES = [
@@ -55,7 +58,25 @@ CASES = [
     Case("qwen3_4b", 16384, 8, 2, "full"),
     Case("qwen3_4b", 16384, 1, 1, "full"),
 ]
-TINY = [Case("tiny", 256, 4, 2, "none"), Case("tiny", 256, 1, 1, "full")]
+FEW = {"num_hidden_layers": 4, "num_experts": 32}
+FAMILIES = [
+    Case("qwen3_5_0_8b", 8192, 8, 1, "none"),
+    Case("qwen3_5_0_8b", 16384, 8, 1, "full"),
+    Case("qwen3_5_35b_a3b", 8192, 4, 1, "none", FEW),
+    Case("glm4_7_flash", 8192, 4, 1, "none", FEW),
+    Case("glm4_7_flash", 16384, 8, 1, "full", FEW),
+    Case("qwen3_30b_a3b", 8192, 4, 1, "none", FEW),
+    Case("glm4_9b", 8192, 4, 1, "none", {"num_hidden_layers": 4}),
+    Case("glm4_5_air", 8192, 4, 1, "none", FEW),
+    Case("minimax_m2", 8192, 4, 1, "none", FEW),
+    Case("glm5", 4096, 2, 1, "none", {"num_hidden_layers": 4, "num_experts": 8}),
+]
+TINY = [
+    Case("tiny_qwen3", 256, 4, 2, "none"),
+    Case("tiny_qwen3", 256, 1, 1, "full"),
+    Case("tiny_qwen3_5", 256, 4, 1, "none"),
+    Case("tiny_glm4_moe_lite", 256, 4, 1, "none"),
+]
 
 
 class RandomTrainer(MegatronTrainer):
@@ -68,11 +89,17 @@ class RandomTrainer(MegatronTrainer):
 def plan_of(case: Case) -> RunPlan:
     longest = case.tokens // case.samples
     common = [f"rollout.max_prompt_tokens={longest // 2}", f"rollout.max_response_tokens={longest - longest // 2}"]
-    common += [f"trainer.max_tokens_per_gpu={case.tokens}", f"trainer.recompute={case.recompute}"]
-    if case.model == "tiny":
-        return load_plan(["+experiment=quickstart", *common])
+    common += [
+        f"trainer.max_tokens_per_gpu={case.tokens}",
+        f"trainer.recompute={case.recompute}",
+        "timeouts.rollout_s=1e5",
+    ]
+    if case.model.startswith("tiny"):
+        return load_plan(["+experiment=quickstart", f"model={case.model}", *common])
     gpu = ["placement=gpu_1", "placement.gpu=h200_141gb", "rollout.sglang.mem_fraction_static=0.2"]
-    model = [f"model={case.model}", "model.architecture.max_position_embeddings=65536"]
+    model = [f"model={case.model}", "model.path=rlrun/random"]
+    shape = {"max_position_embeddings": 65536} | case.shape
+    model += [f"model.architecture.{key}={value}" for key, value in shape.items()]
     return load_plan(["+experiment=qwen3_grpo", *gpu, *model, *common])
 
 
@@ -127,17 +154,13 @@ def predicted(plan: RunPlan, phase: str) -> tuple[float, float]:
 
 
 def flops(plan: RunPlan, case: Case) -> float:
-    """Of one step: 6 a parameter and token (the output layer counts, the embedding table does not), and for attention
-    12 * layers * heads * head width * length / 2 a token. Recomputation is not counted (MFU, not HFU)."""
-    spec = plan.model.spec
-    n = spec.num_parameters - (0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size)
-    length, tokens = case.tokens // case.samples, case.tokens * case.micro_batches
-    attention = 12 * spec.num_layers * spec.num_heads * spec.head_dim * length / 2
-    return tokens * (6 * n + attention)
+    """Of one step, three times the forward pass; recomputation is not counted (MFU, not HFU)."""
+    length, samples = case.tokens // case.samples, case.samples * case.micro_batches
+    return 3 * samples * forward(plan.model.spec).sequence(length, causal_pairs(length))
 
 
 HEAD = (
-    f"{'model':<11} {'samples':<9} {'mb':<3}{'recomp':<7} {'state':>6} {'plan/':>6} {'train':>6} {'plan/':>6} "
+    f"{'model':<18} {'samples':<9} {'mb':<3}{'recomp':<7} {'state':>6} {'plan/':>6} {'train':>6} {'plan/':>6} "
     f"{'fwd':>6} {'plan/':>6} {'per 1k':>7} {'step s':>7} {'tok/s':>7} {'MFU':>6} {'fwd tok/s':>10}"
 )
 
@@ -159,7 +182,7 @@ def measure(case: Case) -> str:
     mfu = 100 * flops(plan, case) / seconds / PEAK_TFLOPS / 1e12
     samples = f"{case.samples}x{case.tokens // case.samples}"
     return (
-        f"{case.model:<11} {samples:<9} {case.micro_batches:<3}{case.recompute:<7} "
+        f"{case.model:<18} {samples:<9} {case.micro_batches:<3}{case.recompute:<7} "
         f"{state:6.1f} {want_state / state:6.2f} {peak:6.1f} {want / peak:6.2f} "
         f"{forward:6.1f} {want_forward / forward:6.2f} "
         f"{1024 * (peak - state) / (case.tokens / 1024):7.0f} {seconds:7.3f} {tokens / seconds:7.0f} {mfu:5.1f}% "
@@ -169,9 +192,11 @@ def measure(case: Case) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on this CPU")
+    parser.add_argument("--tiny", action="store_true", help="tiny models on this CPU")
+    parser.add_argument("--families", action="store_true", help="a few layers of every other family")
+    asked = parser.parse_args()
     print(HEAD)
-    for case in TINY if parser.parse_args().tiny else CASES:
+    for case in TINY if asked.tiny else FAMILIES if asked.families else CASES:
         try:
             print(measure(case), flush=True)
         except torch.cuda.OutOfMemoryError as e:

@@ -257,7 +257,7 @@ def _apply(overrides: Iterable[Override], composition: Composition, groups: Grou
             else:
                 OmegaConf.update(composition.tree, key, override.value(), merge=True, force_add=True)
             composition.origins.add_value(key, override.value(), Where(COMMAND_LINE, word))
-        except OmegaConfBaseException as e:
+        except (OmegaConfBaseException, ValueError) as e:  # OmegaConf's ValueError: a key of a list that is no number
             summary = f"cannot set `{word}`: {str(e).splitlines()[0]}"
             problems.append(
                 Problem("bad-override", summary, (Where(COMMAND_LINE, word),), hint=f"set {key} to {expected(key)}")

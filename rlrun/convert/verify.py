@@ -15,7 +15,7 @@ from torch import Tensor
 from rlrun.backends.megatron import step
 from rlrun.backends.megatron.cpu import CPU
 from rlrun.backends.megatron.hf_reader import HfWeights
-from rlrun.backends.megatron.microbatch import make_microbatches
+from rlrun.backends.megatron.microbatch import Cut, make_microbatches
 from rlrun.data.types import TokenBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import ModelSpec
@@ -110,7 +110,7 @@ def megatron_logits(model: Any, spec: ModelSpec, sequences: list[np.ndarray]) ->
     model.float()
     model.config.params_dtype, model.config.bf16 = torch.float32, False
     batch = TokenBatch(tokens=sequences, micro_batches=[list(range(len(sequences)))])
-    micro_batches = make_microbatches(batch, "packed", 1, CPU, train=False)
+    micro_batches = make_microbatches(batch, "packed", Cut(), CPU, train=False)
 
     def collect(micro_batch: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
         rows = hidden.transpose(0, 1).reshape(-1, hidden.shape[-1])[micro_batch.rows]

@@ -187,6 +187,11 @@ def test_any_value_at_any_key_is_taken_or_becomes_a_problem(changes):
     read_all(loaded.config, RunConfig)
 
 
+def test_a_key_below_what_the_command_line_made_a_list_is_a_problem():
+    loaded = load([QUICK, "++critic=[]", "++critic.adam_beta1=null"])
+    assert "bad-override" in [problem.code for problem in loaded.problems]
+
+
 def test_reading_a_wrong_key_is_unreadable_and_its_neighbours_are_not():
     config = load(
         [QUICK, "algo.group_size=0", "rollout.stop=[1]", "algo.groups_per_step=16", "checkpoint.keep=3"]

@@ -103,11 +103,18 @@ def test_an_asynchronous_run_is_planned_and_refused_before_anything_starts(mode)
     assert "async-not-runnable" in [p.code for p in e.value.problems]
 
 
-@pytest.mark.parametrize("words", [["placement.trainer.ep=8"], ["placement.trainer.ep=1", "placement.trainer.tp=2"]])
-def test_experts_on_several_ranks_are_planned_only(words):
-    base = ["+experiment=qwen3_30b_a3b_grpo", "placement.host_memory_gib=null", "placement.gpu=h200_141gb"]
-    extra = ["placement.trainer.pp=2"] if "placement.trainer.tp=2" in words else []
-    assert "ep-not-runnable" in [limit.code for limit in limits(load_plan([*base, *words, *extra]))]
+EXPERTS = ["+experiment=qwen3_30b_a3b_grpo", "placement.host_memory_gib=null", "placement.gpu=h200_141gb"]
+
+
+def test_experts_whole_on_several_tensor_parallel_ranks_are_planned_only():
+    words = ["placement.trainer.ep=1", "placement.trainer.tp=2", "placement.trainer.pp=2"]
+    assert "ep-not-runnable" in [limit.code for limit in limits(load_plan([*EXPERTS, *words]))]
+
+
+def test_experts_shared_out_run():
+    plan = load_plan([*EXPERTS, "placement.trainer.ep=8"])
+    assert plan.train.ep == 8
+    assert "ep-not-runnable" not in [limit.code for limit in limits(plan)]
 
 
 def test_context_parallel_ranks_run():
