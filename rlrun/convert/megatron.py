@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlrun.backends.megatron import (
@@ -22,10 +25,13 @@ from rlrun.backends.megatron import (
 )
 from rlrun.backends.megatron.mapping import unwrap
 from rlrun.backends.megatron.model import build_model
-from rlrun.errors import Problem, RlrunError
+from rlrun.errors import Problem, RlrunError, RunFailed
 from rlrun.families.parts import EMBEDDING
 from rlrun.plan.types import ModelSpec, TrainPlan
+from rlrun.plan.weight_names import some
 
+MODEL = ("embedding.", "decoder.", "output_layer.")
+"""How the names of a model's weights begin; a run's checkpoint holds more."""
 ALONE = TrainPlan(
     slots=(0,),
     tp=1,
@@ -66,17 +72,25 @@ def _state(model: torch.nn.Module) -> dict[str, Any]:
 
 def save(model: torch.nn.Module, folder: Path) -> None:
     """Into an existing, empty folder."""
-    from megatron.core import dist_checkpointing
-
-    with writer.in_process():
+    with _failing(f"writing Megatron's checkpoint to {folder.parent}"), writer.in_process():
         dist_checkpointing.save(_state(model), str(folder))
 
 
 def load(model: torch.nn.Module, folder: Path) -> None:
     """The model's weights alone; what else the checkpoint holds is not read."""
-    from megatron.core import dist_checkpointing
+    with _failing(f"reading Megatron's checkpoint in {folder}"):
+        state = dist_checkpointing.load(_state(model), str(folder))
+    unwrap(model).load_state_dict(state["model"])
 
-    unwrap(model).load_state_dict(dist_checkpointing.load(_state(model), str(folder))["model"])
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # torch's CheckpointException is no Exception
+        causes = [repr(cause[0]) for cause in (getattr(error, "failures", None) or {}).values()]
+        hint = "check the folder and the free space on its disk"
+        raise RunFailed("convert", f"{what} failed: {'; '.join(causes) or error}", hint) from error
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -112,14 +126,12 @@ def type_of(tensors: dict[str, TensorStorageMetadata], folder: Path) -> torch.dt
 
 
 def check(model: torch.nn.Module, tensors: dict[str, TensorStorageMetadata], folder: Path, origin: Path) -> None:
-    """RlrunError unless the checkpoint has every weight of the model, in its shape."""
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-
+    """RlrunError unless the checkpoint has the weights of the model, in their shapes, and no others."""
     state = _state(model)
     apply_factories(state)
     wanted = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
-    lacking = sorted({value.key for value in wanted} - set(tensors))
+    known = {value.key for value in wanted}
+    lacking, beyond = sorted(known - set(tensors)), sorted(k for k in set(tensors) - known if k.startswith(MODEL))
     wrong = {
         value.key: (tuple(tensors[value.key].size), tuple(value.global_shape))
         for value in wanted
@@ -128,9 +140,10 @@ def check(model: torch.nn.Module, tensors: dict[str, TensorStorageMetadata], fol
     hint = f"the checkpoint is of another model than {origin}/config.json: give its own with --origin"
     problems = []
     if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        summary = f"{folder} lacks {', '.join(lacking[:3])}{more}"
-        problems.append(Problem("weights-missing", summary, hint=hint))
+        problems.append(Problem("weights-missing", f"{folder} lacks {some(lacking)}", hint=hint))
+    if beyond:
+        summary = f"{folder} has {some(beyond)}, which the model has not"
+        problems.append(Problem("weights-unexpected", summary, hint=hint))
     for key, (found, expected) in sorted(wrong.items())[:5]:
         summary = f"{key} in {folder} is {list(found)}, expected {list(expected)}"
         problems.append(Problem("weights-shape", summary, hint=hint))

@@ -20,8 +20,8 @@ STEP = re.compile(r"^step_(\d{6,})$")
 
 @dataclass(frozen=True)
 class MegatronSource:
-    """`weights`: the folder of `dist_checkpointing`. `origin`: a folder with config.json. `record`: what is known of how
-    the origin stores its tensors."""
+    """`weights`: the folder of `dist_checkpointing`. `origin`: a folder with config.json. `record`: how the origin
+    stores its tensors, where that is known."""
 
     weights: Path
     origin: Path

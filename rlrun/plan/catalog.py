@@ -22,7 +22,8 @@ from rlrun.plan.types import ModelSpec, RunPlan
 
 JSON_SCHEMA = 1
 ALL = tuple(FAMILIES)
-IN_MEGATRON = ("qwen3", "qwen3_moe", "glm4", "glm4_moe", "glm4_moe_lite", "minimax_m2")
+SERVED = tuple(family for family in FAMILIES if family != "qwen3")
+"""Those with a test of an engine that is the same for all; Qwen3 has one of its own."""
 MOE_LAYOUT = {"tp": 2, "etp": 2, "sequence_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "train": {},
@@ -33,8 +34,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"cp": 2},
     "packed": {"batching": "packed"},
 }
-ENGINE_CODES = ("stale-router",)
-"""Limits of engines, which say nothing about training."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,12 @@ TESTS = (
     Evidence(
         "logits, gradients and weights are those of transformers, in every layout",
         "tests/backends/megatron/test_families.py::test_megatron_computes_what_transformers_computes",
-        IN_MEGATRON,
+        ALL,
     ),
     Evidence(
         "Hugging Face to Megatron and back, bit for bit",
         "tests/backends/megatron/test_convert.py::test_there_and_back_is_the_same_checkpoint_bit_for_bit",
-        IN_MEGATRON,
+        ALL,
     ),
     Evidence(
         "checkpoints are read and written again, bit for bit",
@@ -71,6 +70,16 @@ TESTS = (
         "an engine on the CPU gives the log-probs of transformers",
         "tests/backends/sglang/test_engines.py::test_logprobs_are_hugging_faces_at_the_sampling_temperature",
         ("qwen3",),
+    ),
+    Evidence(
+        "an engine on the CPU gives the log-probs of transformers, before and after a weight sync",
+        "tests/backends/sglang/test_families.py::test_a_family_is_served_as_hugging_face_computes_it",
+        SERVED,
+    ),
+    Evidence(
+        "an engine routes by the router that it was sent last",
+        "tests/backends/sglang/test_families.py::test_a_new_router_is_used_at_once",
+        ("glm4_moe", "glm4_moe_lite"),
     ),
     Evidence(
         "learns from scratch with both engines on the CPU",
@@ -129,16 +138,20 @@ def _models() -> Iterator[tuple[Model, ModelSpec]]:
 
 
 def _codes(plan: RunPlan) -> set[str]:
+    """Of what this version cannot run."""
     return {limit.code for limit in limits(plan)}
 
 
 def _train(plan: RunPlan, usual: set[str]) -> dict[str, bool | None]:
+    spec = plan.model.spec
     found: dict[str, bool | None] = {}
-    moe = plan.model.spec.moe is not None
     for name, sizes in LAYOUTS.items():
-        layout = MOE_LAYOUT if moe and name == "tp" else sizes
-        codes = _codes(replace(plan, train=replace(plan.train, **layout)))
-        found[name] = None if name in ("ep", "etp") and not moe else codes <= usual | set(ENGINE_CODES)
+        layout = MOE_LAYOUT if spec.moe is not None and name == "tp" else sizes
+        found[name] = _codes(replace(plan, train=replace(plan.train, **layout))) <= usual
+    if spec.moe is None:
+        found["ep"] = found["etp"] = None
+    if spec.linear_attention is not None:  # cp-unsupported, of rules/placement.py
+        found["cp"] = False
     return found
 
 

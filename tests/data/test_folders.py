@@ -24,9 +24,13 @@ def test_the_folder_appears_at_the_end(tmp_path):
 
 
 def test_an_error_leaves_nothing(tmp_path):
-    with pytest.raises(ValueError), whole(tmp_path / "target") as folder:
-        (folder / "a").write_text("1")
-        raise ValueError
+    def write() -> None:
+        with whole(tmp_path / "target") as folder:
+            (folder / "a").write_text("1")
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        write()
     assert os.listdir(tmp_path) == []
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from readme import ROOT, commands
 
 OWN = ["rlrun", "plan", "--config-dir", "my_conf", "+experiment=mine"]
-VERBS = (["rlrun", "plan"], ["rlrun", "explain"], ["rlrun", "diff"])
+VERBS = (["rlrun", "plan"], ["rlrun", "explain"], ["rlrun", "diff"], ["rlrun", "models"])
 LIGHT = [words for words in commands() if words[:2] in VERBS and words != OWN]
 
 

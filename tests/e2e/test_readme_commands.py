@@ -1,7 +1,9 @@
-"""README's training commands, as a reader types them, with the real engines."""
+"""README's training commands and conversions, as a reader types them, with the real engines."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,3 +46,32 @@ def test_the_readmes_sweep_is_one_parent_with_a_child_for_each_point(tmp_path):
     assert len({r.data.params["algo.lr"] for r in children}) == 2
     assert {r.info.status for r in runs} == {"FINISHED"}
     assert_nothing_left(command)
+
+
+def test_the_readmes_conversions_there_and_back(tmp_path):
+    """On tiny models in folders of those names."""
+    from safetensors.torch import load_file
+
+    from rlrun.data.tiny_model import make_random_model
+    from rlrun.plan.build import load_plan
+
+    for folder, family in (("Qwen3-0.6B", "qwen3"), ("MiniMax-M2", "minimax_m2")):
+        model = load_plan(["+experiment=quickstart", f"model=tiny_{family}"]).model
+        make_random_model(str(tmp_path / folder), model.spec, model.alphabet, 1, "float32")
+    asked = [words for words in commands() if words[:2] == ["rlrun", "convert"]]
+    assert [words[2] for words in asked] == ["hf-to-megatron", "megatron-to-hf", "hf-to-hf"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    for words in asked:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"wrote {words[4].removeprefix('./')} in ")
+        if "--verify" in words:
+            assert "bit for bit" in done.stdout
+            assert "verified: logits differ by" in done.stdout
+    before, after = (load_file(tmp_path / f / "model.safetensors") for f in ("Qwen3-0.6B", "qwen3_again"))
+    assert set(before) == set(after)
+    assert all(before[name].equal(after[name]) for name in before)
+    assert (tmp_path / "qwen3_again" / "tokenizer.json").is_file()
+    bf16 = load_file(tmp_path / "MiniMax-M2-bf16" / "model.safetensors")
+    assert {str(x.dtype) for name, x in bf16.items() if not name.endswith("bias")} == {"torch.bfloat16"}

@@ -65,7 +65,7 @@ def test_the_plan_reads_the_checkpoint_and_counts_its_parameters(references, nam
     spec = spec_from_directory(checkpoint, FIXTURES[name].family)
     stored = read_weight_files(Path(checkpoint)).tensors
     found = account(stored, spec)
-    assert not (found.missing or found.unexpected or found.misshapen or found.unreadable)
+    assert (found.missing, found.unexpected, found.misshapen, found.unreadable) == ((), (), (), ())
     held = {source.name for source in found.sources.values() if not source.name.endswith("e_score_correction_bias")}
     assert held == set(references[name].gradients())
     # The plan counts indexers, which only select and have no gradient; those of the draft layer count no more than it.

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli import main
+from rlrun.errors import RlrunError
 from rlrun.families import FAMILIES
 from rlrun.plan import limits
+from rlrun.plan.build import load_plan
 from rlrun.plan.catalog import ALL, TESTS, catalog
 
 ROOT = Path(__file__).parents[2]
@@ -30,21 +32,37 @@ def test_every_family_and_every_shipped_model_is_there_once(entries):
     assert {m.name: m.parameters for m in entries["qwen3"].models}["qwen3_4b"] == 4_022_468_096
 
 
-def test_what_is_trained_is_what_limits_allow(entries, monkeypatch):
-    assert {name for name, entry in entries.items() if entry.train["train"]} == set(limits.RUNNABLE)
-    assert entries["qwen3"].train["ep"] is None
-    monkeypatch.setattr(limits, "RUNNABLE", ("glm4",))
-    monkeypatch.setattr(limits, "RULES", ())
+def test_a_limit_of_this_version_shows(entries, monkeypatch):
+    """Whatever rlrun refuses to run for a family or a layout, the table says no to."""
+
+    def refuse(plan):
+        refused = plan.model.spec.family == "glm4" or plan.train.pp > 1
+        return [limits.Limit("not-yet", "this", "wait")] if refused else []
+
+    assert entries["glm4"].train["train"]
+    assert entries["glm4"].rollout == {"cpu": True, "cuda": True}
+    monkeypatch.setattr(limits, "RULES", (*limits.RULES, refuse))
     again = {entry.name: entry for entry in catalog()}
-    assert not again["minimax_m2"].train["train"]
-    assert not again["minimax_m2"].rollout["cuda"]
-    assert again["glm4"].train["tp"]
+    assert not again["glm4"].train["train"]
+    assert again["glm4"].rollout == {"cpu": False, "cuda": False}
+    assert [again["qwen3"].train[name] for name in ("train", "tp", "pp")] == [True, True, False]
 
 
-def test_an_engine_that_keeps_an_old_router_generates_nowhere(entries):
-    for family in limits.STALE_ROUTER:
-        assert entries[family].rollout == {"cpu": False, "cuda": False}
-        assert entries[family].train["train"]
+def test_only_experts_are_shared_among_ranks_of_their_own(entries):
+    moe = {name for name, entry in entries.items() if entry.train["ep"] is not None}
+    assert moe == {"qwen3_moe", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2"}
+    assert {name for name, entry in entries.items() if entry.train["etp"] is not None} == moe
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_context_parallelism_is_refused_where_the_table_says_so(entries, family):
+    words = ["+experiment=quickstart", f"model=tiny_{family}", "placement.trainer.gpus=2", "placement.trainer.cp=2"]
+    try:
+        load_plan([*words, "placement.mode=disaggregated", "placement.gpus_per_node=3"])
+        refused = set()
+    except RlrunError as e:
+        refused = {p.code for p in e.problems}
+    assert ("cp-unsupported" in refused) == (entries[family].train["cp"] is False)
 
 
 @pytest.mark.parametrize("evidence", TESTS, ids=lambda e: e.test.rsplit("::", 1)[1])
@@ -67,7 +85,8 @@ def test_the_table_names_everything(capsys):
 
 def test_the_json_is_the_same_and_takes_no_torch():
     code = (
-        "import sys, time; from rlrun.cli import main; began = time.process_time(); status = main(['models', '--json']); "
+        "import sys, time; from rlrun.cli import main; began = time.process_time(); "
+        "status = main(['models', '--json']); "
         "assert 'torch' not in sys.modules; assert time.process_time() - began < 1; sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)

@@ -128,12 +128,12 @@ def check(weights: HfWeights, hint: str = HINT) -> None:
     found = weights.found
     told = problems(found, weights.directory, weights.spec, hint)
     embedding = next((name for name in found.sources if name.endswith("embed_tokens.weight")), None)
-    if found.tied_head is not None and embedding is not None:
-        # Some tied checkpoints store the embedding twice. That is fine as long as both are the same.
-        if not torch.equal(weights.raw(HEAD), weights.raw(found.sources[embedding].name)):
-            summary = f"{weights.directory}: {HEAD} differs from the embedding, but the model ties them"
-            other = "set model.architecture.tie_word_embeddings=false"
-            told.append(Problem("weights-tied-differ", summary, hint=other))
+    # Some tied checkpoints store the embedding twice. That is fine as long as both are the same.
+    twice = found.tied_head is not None and embedding is not None
+    if twice and not torch.equal(weights.raw(HEAD), weights.raw(found.sources[str(embedding)].name)):
+        summary = f"{weights.directory}: {HEAD} differs from the embedding, but the model ties them"
+        other = "set model.architecture.tie_word_embeddings=false"
+        told.append(Problem("weights-tied-differ", summary, hint=other))
     if told:
         raise RlrunError(told)
 

@@ -9,9 +9,9 @@ CODES: dict[str, str] = {
     ),
     "weights-unreadable": "A safetensors file or its index is damaged, for instance by an interrupted download.",
     "weights-missing": (
-        "The checkpoint lacks tensors that a model of this architecture has. Experts may be stored one by one or packed, "
-        "and names may begin with model. or model.language_model.; anything else is another model, or not whole. The "
-        "files' headers say so, before anything is loaded."
+        "The checkpoint lacks tensors that a model of this architecture has. Experts may be stored one by one or "
+        "packed, and names may begin with model. or model.language_model.; anything else is another model, or not "
+        "whole. The files' headers say so, before anything is loaded."
     ),
     "weights-unexpected": (
         "The checkpoint has tensors that the family's mapping does not know; leaving them out would compute "
@@ -20,9 +20,9 @@ CODES: dict[str, str] = {
     ),
     "weights-shape": "A tensor of the checkpoint has another shape than model.architecture says.",
     "weights-quantised": (
-        "A tensor of the checkpoint is stored in a type that is not read. Floating point is, and FP8 (e4m3) with one scale "
-        "for each block of a matrix, NAME_scale_inv, as in the releases of MiniMax-M2: it is dequantised on reading. "
-        "Integers, and FP8 with one scale for a whole matrix, are not."
+        "A tensor of the checkpoint is stored in a type that is not read. Floating point is, and FP8 (e4m3) with one "
+        "scale for each block of a matrix, NAME_scale_inv, as in the releases of MiniMax-M2: it is dequantised on "
+        "reading. Integers, and FP8 with one scale for a whole matrix, are not."
     ),
     "fp8-not-runnable": (
         "The trainer dequantises an FP8 checkpoint when it reads it, but the engines would load it as FP8 and be sent "
@@ -38,15 +38,15 @@ CODES: dict[str, str] = {
     ),
     "target-not-writable": "The folder cannot be made there: its parent belongs to somebody else, or is none.",
     "conversion-too-large": (
-        "A conversion to or from Megatron's format holds the model once on the CPU, and Megatron copies parts of it while "
-        "it reads and writes; --verify computes with two models in float32. hf-to-hf holds one tensor at a time."
+        "A conversion to or from Megatron's format holds the model once on the CPU, and Megatron copies parts of it "
+        "while it reads and writes; --verify computes with two models in float32. hf-to-hf holds one tensor at a time."
     ),
     "megatron-unreadable": (
         "The folder is no checkpoint of Megatron's dist_checkpointing (format torch_dist), or files that its metadata "
         "names are missing or cut short."
     ),
     "origin-not-found": (
-        "A Megatron checkpoint holds weights alone. Their config.json and tokenizer come from the Hugging Face checkpoint "
-        "that a run began with, which its plan.json names, or from --origin DIR."
+        "A Megatron checkpoint holds weights alone. Their config.json and tokenizer come from the Hugging Face "
+        "checkpoint that a run began with, which its plan.json names, or from --origin DIR."
     ),
 }

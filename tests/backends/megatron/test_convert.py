@@ -131,14 +131,15 @@ def one_by_one(tensors):
 
 def test_every_manner_of_storing_one_model_is_kept(fixtures, tmp_path):
     """Sharded, one by one and packed, under either prefix, with the tied head stored again; in bfloat16."""
-    moe, dense = fixtures["qwen3_5_moe"], fixtures["qwen3"]
+    moe, text, dense = fixtures["qwen3_5_moe"], FIXTURES["qwen3_5_moe_text"].config, fixtures["qwen3"]
     body = {n: x for n, x in moe.weights.items() if "language_model" in n or n == "lm_head.weight"}
     packed = renamed(body, "model.language_model.", "model.")
     tied = {n: x.bfloat16() for n, x in dense.weights.items()}
     tied["lm_head.weight"] = tied["model.embed_tokens.weight"].clone()
     cases = {
-        "single": (one_by_one(packed), moe.fixture.config),
-        "packed": (packed, moe.fixture.config),
+        "single": (one_by_one(packed), text),
+        "packed": (packed, text),
+        "other": (packed, moe.fixture.config),
         "tied": (tied, dense.fixture.config),
     }
     asked = []
@@ -148,8 +149,11 @@ def test_every_manner_of_storing_one_model_is_kept(fixtures, tmp_path):
             ["convert", "hf-to-megatron", source, str(tmp_path / f"{name}_mg"), "--verify"],
             ["convert", "megatron-to-hf", str(tmp_path / f"{name}_mg"), str(tmp_path / f"{name}_back")],
         ]
-    for code, _, err in commands(*asked):
+    told = dict(zip(cases, commands(*asked)[::2], strict=True))
+    for name, (code, out, err) in told.items():
         assert code == 0, err
+        lost = name == "other"  # the vision-language class of transformers wants the other prefix
+        assert ("logits not compared: transformers does not find" if lost else "verified: logits differ") in out
     for name, (tensors, _) in cases.items():
         same(read(tmp_path / f"{name}_back"), tensors)
     assert json.loads((tmp_path / "tied_back" / "config.json").read_text())["torch_dtype"] == "bfloat16"
@@ -294,15 +298,11 @@ def test_damaged_and_foreign_checkpoints_are_refused_and_nothing_is_written(fixt
     }
     words = [w for name in spoilt for w in [expected[name]] * 2]
     words += [["[megatron-unreadable]", "is cut short"], ["[megatron-unreadable]", "is missing"]]
-    words += [["[weights-shape]"] if False else ["error["], ["[weights-missing]", "--origin"]]
-    for (code, out, err), said in zip(told[:-2], words[:-2], strict=True):
+    # GLM-4.5-Air has no query and key norms: what a checkpoint has beyond the model is refused as well.
+    words += [["[weights-unexpected]", "q_layernorm", "--origin"], ["[weights-missing]", "--origin"]]
+    for (code, out, err), said in zip(told, words, strict=True):
         assert (code, out) == (2, ""), err
-        assert all(word in err for word in said), err
-        assert "Traceback" not in err
-    # GLM-4.5-Air has no query and key norms: what the checkpoint has beyond the model is refused as well.
-    for code, out, err in told[-2:]:
-        assert (code, out) == (2, ""), err
-    assert "--origin" in told[-1][2]
+        assert all(word in " ".join(err.split()) for word in said), err
     assert not [p.name for p in tmp_path.iterdir() if "target" in p.name]
 
 
