@@ -1,0 +1,315 @@
+"""Changes of one tensor: exact for every dtype and density, and nearly as small as they can be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+
+from rlrun.weight_sync.delta import apply, decode, encode
+from rlrun.weight_sync.delta.codec import DTYPES, Delta, Segment, changed_positions, integers
+from rlrun.weight_sync.delta.rice import (
+    ESCAPE,
+    GROUP,
+    best_k,
+    decode_gaps,
+    encode_gaps,
+    pack,
+    pack_bits,
+    unpack,
+    unpack_bits,
+)
+
+SEEDS = st.integers(0, 2**32 - 1)
+SHAPES = st.one_of(
+    st.lists(st.integers(0, 9), max_size=4),
+    st.integers(0, 3000).map(lambda n: [n]),
+    st.tuples(st.integers(1, 40), st.integers(1, 40)).map(list),
+)
+DENSITIES = st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.4, 0.9, 1.0])
+
+
+def random_bits(shape, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
+    """Any bit pattern, NaNs with payloads among them; for bool the two that exist."""
+    count, size = math.prod(shape), dtype.itemsize
+    raw = rng.integers(0, 2 if dtype == torch.bool else 256, count * size, dtype=np.uint8)
+    tensor = torch.empty(shape, dtype=dtype)
+    tensor.untyped_storage().copy_(torch.from_numpy(raw).untyped_storage())
+    return tensor
+
+
+def changed_copy(old: torch.Tensor, density: float, rng: np.random.Generator) -> torch.Tensor:
+    new = old.clone()
+    which = torch.from_numpy(rng.random(old.numel()) < density)
+    bit = 0 if old.dtype == torch.bool else int(rng.integers(8 * old.element_size() - 1))
+    integers(new)[which] ^= 1 << bit
+    return new
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(integers(a), integers(b))
+
+
+@given(
+    shape=SHAPES,
+    dtype=st.sampled_from(sorted(DTYPES)),
+    density=DENSITIES,
+    seed=SEEDS,
+    segment=st.sampled_from([8, 64, 1 << 24]),
+)
+def test_old_plus_delta_is_new_bit_for_bit(shape, dtype, density, seed, segment):
+    rng = np.random.default_rng(seed)
+    old = random_bits(shape, DTYPES[dtype], rng)
+    new = changed_copy(old, density, rng)
+    delta = encode(old, new, segment)
+    assert delta.nbytes == delta.payload.numel()
+    assert delta.changed == int((integers(old) != integers(new)).sum())
+    assert delta.nbytes <= old.numel() * old.element_size() + 8 * len(delta.segments), "larger than the tensor"
+    target = old.clone()
+    for _ in range(2):  # a second time changes nothing
+        apply(target, delta)
+        assert same_bits(target, new)
+
+
+@given(shape=SHAPES, dtype=st.sampled_from(sorted(DTYPES)), seed=SEEDS)
+def test_without_an_old_tensor_all_is_sent(shape, dtype, seed):
+    rng = np.random.default_rng(seed)
+    new, target = (random_bits(shape, DTYPES[dtype], rng) for _ in range(2))
+    apply(target, encode(None, new))
+    assert same_bits(target, new)
+
+
+@given(n=st.integers(1, 2000), density=DENSITIES, size=st.sampled_from([1, 2, 4, 8]), seed=SEEDS)
+def test_positions_are_where_numpy_finds_differences(n, density, size, seed):
+    rng = np.random.default_rng(seed)
+    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    old = random_bits([n], dtype, rng)
+    new = changed_copy(old, density, rng)
+    expected = np.flatnonzero(old.numpy() != new.numpy())
+    assert np.array_equal(changed_positions(old, new).numpy(), expected)
+    found = [c.positions for c in decode(encode(old, new, 64)) if c.positions is not None]
+    assert set(torch.cat(found).tolist() if found else []) <= set(expected.tolist())
+
+
+def test_a_sign_of_zero_and_the_payload_of_a_nan_are_changes():
+    old = torch.tensor([0.0, math.nan, math.nan, 1.0])
+    new = torch.tensor([-0.0, math.nan, math.nan, 1.0])
+    new.view(torch.int32)[1] ^= 1
+    delta = encode(old, new, 8)
+    assert delta.changed == 2
+    apply(old, delta)
+    assert torch.equal(old.view(torch.int32), new.view(torch.int32))
+
+
+def test_equal_tensors_have_an_empty_delta():
+    delta = encode(torch.ones(100), torch.ones(100))
+    assert (delta.changed, delta.nbytes, len(delta.segments)) == (0, 0, 1)
+
+
+def test_targets_of_any_strides_are_written_in_place():
+    old = torch.arange(60.0).reshape(6, 10)
+    new = old.clone()
+    new[1, 2] = new[5, 9] = -1.0
+    fused = torch.zeros(20, 10)
+    rows = fused[7:13]
+    rows.copy_(old)
+    transposed = old.T.contiguous().T
+    for target in (rows, transposed, torch.nn.Parameter(old.clone())):
+        apply(target, encode(old, new, 16))
+        assert torch.equal(target, new)
+    assert torch.equal(fused[7:13], new)
+    assert not fused[:7].any()
+    assert not transposed.is_contiguous()
+
+
+def test_a_source_of_any_strides_counts_in_row_major_order():
+    old = torch.arange(12.0).reshape(3, 4)
+    new = old.clone()
+    new[2, 1] = 100.0
+    (changes,) = decode(encode(old.T.contiguous().T, new.T.contiguous().T))
+    assert changes.positions.tolist() == [9]
+
+
+def test_the_dense_form_is_taken_exactly_when_it_is_smaller():
+    old = torch.zeros(4096, dtype=torch.int16)
+    half, nearly_all = old.clone(), old.clone()
+    half[::2] = 1
+    nearly_all[: 4096 - 64] = 1
+    assert encode(old, half).segments[0].position_bytes is not None
+    assert encode(old, half).nbytes < 4096 * 2
+    (segment,) = encode(old, nearly_all).segments
+    assert (segment.position_bytes, segment.changed) == (None, 4032)
+
+
+def test_segments_choose_for_themselves():
+    old = torch.zeros(1024, dtype=torch.bfloat16)
+    new = old.clone()
+    new[:512] = 1
+    new[700] = 1
+    kinds = [(s.changed, s.position_bytes is None) for s in encode(old, new, 256).segments]
+    assert kinds == [(256, True), (256, True), (1, False), (0, False)]
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("density", "percent_of_positions"), [(0.001, 1.5), (0.01, 1.5), (0.03, 2.5), (0.1, 2.5)])
+def test_positions_are_within_a_few_per_cent_of_their_entropy(density, percent_of_positions):
+    n = 4 << 20
+    which = torch.from_numpy(np.random.default_rng(1).random(n) < density)
+    old = torch.zeros(n, dtype=torch.bfloat16)
+    delta = encode(old, torch.where(which, 1.0, old).to(torch.bfloat16))
+    p = delta.changed / n
+    entropy = -n * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) / 8
+    positions = delta.nbytes - 2 * delta.changed
+    assert entropy <= positions <= entropy * (1 + percent_of_positions / 100)
+    assert delta.nbytes <= (entropy + 2 * delta.changed) * 1.007
+
+
+def test_clustered_changes_cost_less_than_their_density_says():
+    n = 1 << 20
+    rng = np.random.default_rng(2)
+    rows = torch.from_numpy(rng.random(n // 1024) < 0.02)[:, None]
+    which = (rows & torch.from_numpy(rng.random((n // 1024, 1024)) < 0.5)).view(-1)
+    old = torch.zeros(n, dtype=torch.bfloat16)
+    delta = encode(old, torch.where(which, 1.0, old).to(torch.bfloat16))
+    p = delta.changed / n
+    entropy = -n * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) / 8
+    assert delta.nbytes - 2 * delta.changed < 0.3 * entropy
+
+
+def bits_with(gaps: torch.Tensor, k: int) -> int:
+    quotients = (gaps >> k).clamp(max=ESCAPE)
+    return int(quotients.sum()) + 32 * int((quotients == ESCAPE).sum()) + k * len(gaps)
+
+
+@given(seed=SEEDS, scale=st.sampled_from([0, 1, 3, 40, 5000, 10**6]), n=st.integers(1, GROUP))
+def test_no_other_width_is_shorter_for_independent_changes(seed, scale, n):
+    gaps = torch.from_numpy((np.random.default_rng(seed).exponential(1, n) * scale).astype(np.int64))
+    chosen = int(best_k(pad(gaps, (0, GROUP - n)).view(1, -1), n))
+    assert bits_with(gaps, chosen) == min(bits_with(gaps, k) for k in range(32))
+
+
+@given(
+    seed=SEEDS,
+    inside=st.sampled_from([0, 1, 5, 300]),
+    between=st.sampled_from([10**4, 10**7]),
+    share=st.floats(0, 0.05),
+)
+def test_hardly_any_other_width_is_shorter_for_clustered_ones(seed, inside, between, share):
+    rng = np.random.default_rng(seed)
+    scale = np.where(rng.random(GROUP) < share, between, inside)
+    gaps = torch.from_numpy((rng.exponential(1, GROUP) * scale).astype(np.int64))
+    chosen = int(best_k(gaps.view(1, -1), GROUP))
+    assert bits_with(gaps, chosen) + GROUP <= 1.05 * min(bits_with(gaps, k) + GROUP for k in range(32))
+
+
+# --- the codes of positions -------------------------------------------------------------------------------------------
+
+
+def plain_rice(gaps: list[int], k: int) -> tuple[str, str]:
+    """Unary parts and low bits as strings, first bit first."""
+    unary = "".join("0" * (g >> k) + "1" for g in gaps)
+    low = "".join(format(g & ((1 << k) - 1), f"0{k}b")[::-1] if k else "" for g in gaps)
+    return unary, low
+
+
+def bit_string(code: torch.Tensor) -> str:
+    return "".join(format(byte, "08b")[::-1] for byte in code.tolist())
+
+
+def test_a_small_code_by_hand():
+    gaps = [0, 4, 0, 9, 1, 2, 3, 5]  # mean 3: k = 1
+    code, unary_bits = encode_gaps(torch.tensor(gaps))
+    unary, low = plain_rice(gaps, 1)
+    assert code[0] == 1
+    assert bit_string(code[1:2]) == low
+    assert bit_string(code[2:])[: len(unary)] == unary
+    assert unary_bits == len(unary)
+    assert set(bit_string(code[2:])[len(unary) :]) <= {"0"}
+
+
+@given(data=st.data(), scale=st.sampled_from([0, 1, 200, 10**5, 10**8]), n=st.integers(1, 3 * GROUP))
+def test_gaps_come_back(data, scale, n):
+    rng = np.random.default_rng(data.draw(SEEDS))
+    gaps = torch.from_numpy((rng.exponential(1, n).clip(max=20) * scale * rng.integers(0, 2, n)).astype(np.int64))
+    code, unary_bits = encode_gaps(gaps)
+    assert torch.equal(decode_gaps(code, n, unary_bits), gaps)
+
+
+@given(width=st.integers(0, 31), eights=st.integers(0, 20), seed=SEEDS)
+def test_packed_values_come_back_in_as_many_bits(width, eights, seed):
+    rng = np.random.default_rng(seed)
+    values = torch.from_numpy(rng.integers(0, 1 << width, 8 * eights))
+    code = pack(values, width)
+    assert code.numel() == eights * width
+    assert torch.equal(unpack(code, 8 * eights, width), values)
+
+
+@given(eights=st.integers(0, 20), seed=SEEDS)
+def test_bits_are_packed_alike_on_cpu_and_gpu(eights, seed):
+    bits = torch.from_numpy(np.random.default_rng(seed).integers(0, 2, 8 * eights, dtype=np.uint8))
+    code = pack_bits(bits)
+    assert torch.equal(code, pack(bits.to(torch.int64), 1))  # what a GPU runs
+    assert torch.equal(unpack_bits(code), bits.to(torch.bool))
+    assert torch.equal(unpack(code, 8 * eights, 1), bits.to(torch.int64))
+
+
+# --- bytes that no encoder made ---------------------------------------------------------------------------------------
+
+
+def sparse_delta() -> Delta:
+    old = torch.zeros(4000, dtype=torch.bfloat16)
+    new = old.clone()
+    new[::7] = 1
+    return encode(old, new)
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ((Segment(3999, 572, 320, 1000),), "segments of 3999 elements"),
+        ((Segment(4000, 572, 312, 1000),), "bytes"),
+        ((), "segments of 0 elements"),
+    ],
+)
+def test_segments_that_do_not_add_up_are_refused(segments, message):
+    delta = sparse_delta()
+    with pytest.raises(ValueError, match=message):
+        list(decode(Delta(delta.dtype, delta.shape, segments, delta.payload)))
+
+
+@given(seed=SEEDS, changes=st.integers(1, 40))
+def test_any_bytes_decode_to_positions_inside_or_are_refused(seed, changes):
+    delta = sparse_delta()
+    rng = np.random.default_rng(seed)
+    payload = delta.payload.clone()
+    where = torch.from_numpy(rng.integers(0, delta.segments[0].position_bytes, changes))
+    payload[where] = torch.from_numpy(rng.integers(0, 256, changes, dtype=np.uint8))
+    try:
+        (found,) = decode(Delta(delta.dtype, delta.shape, delta.segments, payload))
+    except ValueError:
+        return
+    assert int(found.positions.min()) >= 0
+    assert int(found.positions.max()) < 4000
+    assert int(torch.diff(found.positions).min()) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint8", "float64"])
+def test_a_gpu_makes_the_same_bytes(dtype, density):
+    rng = np.random.default_rng(3)
+    old = random_bits([1 << 20], DTYPES[dtype], rng)
+    new = changed_copy(old, density, rng)
+    here, there = encode(old, new), encode(old.cuda(), new.cuda())
+    assert here.segments == there.segments
+    assert torch.equal(here.payload, there.payload.cpu())
+    target = old.cuda()
+    apply(target, here)
+    assert same_bits(target.cpu(), new)
