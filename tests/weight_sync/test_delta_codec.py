@@ -61,13 +61,15 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     density=DENSITIES,
     seed=SEEDS,
     segment=st.sampled_from([8, 64, 1 << 24]),
+    low_bits=st.booleans(),
 )
-def test_old_plus_delta_is_new_bit_for_bit(shape, dtype, density, seed, segment):
+def test_old_plus_delta_is_new_bit_for_bit(shape, dtype, density, seed, segment, low_bits):
     rng = np.random.default_rng(seed)
     old = random_bits(shape, DTYPES[dtype], rng)
     new = changed_copy(old, density, rng)
-    delta = encode(old, new, segment)
+    delta = encode(old, new, segment, low_bits)
     assert delta.nbytes == delta.payload.numel()
+    assert delta.nbytes <= encode(old, new, segment).nbytes
     assert delta.changed == int((integers(old) != integers(new)).sum())
     assert delta.nbytes <= old.numel() * old.element_size() + 8 * len(delta.segments), "larger than the tensor"
     target = old.clone()
@@ -209,6 +211,84 @@ def test_hardly_any_other_width_is_shorter_for_clustered_ones(seed, inside, betw
     assert bits_with(gaps, chosen) + GROUP <= 1.05 * min(bits_with(gaps, k) + GROUP for k in range(32))
 
 
+# --- values by their low bits -----------------------------------------------------------------------------------------
+
+
+def stepped(n: int, density: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16 weights, and the same with some of them one unit in the last place up or down."""
+    rng = np.random.default_rng(seed)
+    old = torch.from_numpy(rng.standard_normal(n).astype(np.float32)).to(torch.bfloat16)
+    steps = rng.choice([-1, 1], n) * (rng.random(n) < density)
+    return old, (old.view(torch.int16) + torch.from_numpy(steps.astype(np.int16))).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
+def test_steps_of_one_unit_take_a_third_of_their_value(density):
+    old, new = stepped(1 << 20, density, 4)
+    whole, low = encode(old, new), encode(old, new, low_bits=True)
+    positions = whole.segments[0].position_bytes
+    assert low.segments[0].low.bits == 4
+    assert 5.2 <= 8 * (low.nbytes - positions) / low.changed <= 5.6
+    target = old.clone()
+    apply(target, low)
+    assert same_bits(target, new)
+
+
+@given(seed=SEEDS, done=st.floats(0, 1), density=st.sampled_from([0.01, 0.3, 1.0]))
+def test_low_bits_over_a_part_that_is_done_already(seed, done, density):
+    """Absolute as far as they go: any mixture of old and new becomes new."""
+    old, new = stepped(500, density, seed)
+    mixed = torch.where(torch.from_numpy(np.random.default_rng(seed).random(500) < done), new, old)
+    apply(mixed, encode(old, new, 64, low_bits=True))
+    assert same_bits(mixed, new)
+
+
+def test_large_changes_are_exceptions_or_whole():
+    old, new = stepped(4096, 0.2, 5)
+    new[::64] = -new[::64]  # the sign is the highest bit
+    (segment,) = encode(old, new, low_bits=True).segments
+    assert segment.low.exceptions >= 64
+    rng = np.random.default_rng(6)
+    anything = random_bits([4096], torch.bfloat16, rng)
+    assert encode(old, anything, low_bits=True).segments[0].low is None
+
+
+@given(size=st.sampled_from([1, 2, 4, 8]), n=st.integers(1, 700), moved=st.integers(1, 63), seed=SEEDS)
+def test_any_width_of_changes_comes_back(size, n, moved, seed):
+    rng = np.random.default_rng(seed)
+    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    old = random_bits([n], dtype, rng)
+    noise = torch.from_numpy(rng.integers(1, 1 << min(moved, 8 * size - 1), n)).to(dtype)
+    new = old ^ noise
+    delta = encode(old, new, low_bits=True)
+    assert delta.nbytes <= encode(old, new).nbytes
+    seen = torch.zeros(n, dtype=torch.int64)
+    for changes in decode(delta):
+        if changes.positions is not None:
+            seen[changes.positions] += 1
+            assert torch.equal(changes.over(old[changes.positions]), new[changes.positions])
+    assert int(seen.max()) <= 1
+    apply(old, delta)
+    assert torch.equal(old, new)
+
+
+@given(seed=SEEDS, changes=st.integers(1, 40))
+def test_any_bytes_as_low_bits_decode_or_are_refused(seed, changes):
+    old, new = stepped(3000, 0.1, 7)
+    delta = encode(old, new, low_bits=True)
+    rng = np.random.default_rng(seed)
+    payload = delta.payload.clone()
+    where = torch.from_numpy(rng.integers(0, len(payload), changes))
+    payload[where] = torch.from_numpy(rng.integers(0, 256, changes, dtype=np.uint8))
+    try:
+        found = list(decode(Delta(delta.dtype, delta.shape, delta.segments, payload)))
+    except ValueError:
+        return
+    positions = torch.cat([c.positions for c in found])
+    assert len(set(positions.tolist())) == len(positions)
+    assert int(positions.max()) < 3000
+
+
 # --- the codes of positions -------------------------------------------------------------------------------------------
 
 
@@ -303,11 +383,12 @@ def test_any_bytes_decode_to_positions_inside_or_are_refused(seed, changes):
 @pytest.mark.gpu
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint8", "float64"])
-def test_a_gpu_makes_the_same_bytes(dtype, density):
+@pytest.mark.parametrize("low_bits", [False, True])
+def test_a_gpu_makes_the_same_bytes(dtype, density, low_bits):
     rng = np.random.default_rng(3)
     old = random_bits([1 << 20], DTYPES[dtype], rng)
     new = changed_copy(old, density, rng)
-    here, there = encode(old, new), encode(old.cuda(), new.cuda())
+    here, there = (encode(o, n, low_bits=low_bits) for o, n in ((old, new), (old.cuda(), new.cuda())))
     assert here.segments == there.segments
     assert torch.equal(here.payload, there.payload.cpu())
     target = old.cuda()

@@ -47,8 +47,10 @@ def snapshot() -> Snapshot:
     return made
 
 
-def test_many_updates_do_not_drift(snapshot):
-    engine = Engine()
+@pytest.mark.parametrize("low_bits", [False, True])
+def test_many_updates_do_not_drift(low_bits):
+    snapshot, engine = Snapshot(low_bits=low_bits), Engine()
+    snapshot.take(weights(0).items(), 0)
     for version in range(1, 8):
         frames = list(snapshot.update(weights(version).items(), version, 200))
         engine.receive(frames)

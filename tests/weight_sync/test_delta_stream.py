@@ -61,9 +61,9 @@ def trained(old: Weights, seed: int, density: float = 0.05) -> Weights:
     return new
 
 
-def frames_of(old: Weights | None, new: Weights, base: int | None, version: int, bucket_bytes: int = 64, **options):
+def frames_of(old: Weights | None, new: Weights, base, version: int, bucket_bytes: int = 64, low_bits=False, **options):
     encoded = (
-        (name, encode(None if old is None else old[name], tensor, 256), fingerprint(tensor))
+        (name, encode(None if old is None else old[name], tensor, 256, low_bits), fingerprint(tensor))
         for name, tensor in new.items()
     )
     return list(write_update(encoded, base, version, bucket_bytes, **options))
@@ -98,13 +98,14 @@ def assert_refused(
     density=st.sampled_from([0.0, 0.01, 0.2, 0.9]),
     bucket_bytes=st.sampled_from([1, 100, 1 << 20]),
     as_bytes=st.booleans(),
+    low_bits=st.booleans(),
 )
 def test_engine_and_trainer_are_equal_bit_for_bit_in_any_order_any_number_of_times(
-    seed, density, bucket_bytes, as_bytes
+    seed, density, bucket_bytes, as_bytes, low_bits
 ):
     old = weights(seed)
     new = trained(old, seed + 1, density)
-    frames = frames_of(old, new, 3, 4, bucket_bytes)
+    frames = frames_of(old, new, 3, 4, bucket_bytes, low_bits)
     shuffled = random.Random(seed).sample(frames, len(frames))
     update = Update.read([frame.to_bytes() if as_bytes else frame for frame in shuffled])
     held, version = copy(old), 3
@@ -174,11 +175,12 @@ def test_a_late_engine_learns_that_it_needs_a_full_push():
     ]
 
 
-def test_an_update_cut_short_while_writing_can_be_applied_again():
+@pytest.mark.parametrize("low_bits", [False, True])
+def test_an_update_cut_short_while_writing_can_be_applied_again(low_bits):
     held = copy(OLD)
     held["embed"].copy_(NEW["embed"])  # one tensor is done
     integers(held["norm"])[:7] = integers(NEW["norm"])[:7]  # another half
-    Update.read(frames_of(OLD, NEW, 3, 4)).apply(held, 3)
+    Update.read(frames_of(OLD, NEW, 3, 4, low_bits=low_bits)).apply(held, 3)
     assert same(held, NEW)
 
 
@@ -273,7 +275,10 @@ def forged(frame: Frame, change) -> Frame:
         (lambda h: h["records"][0].__setitem__(2, [5, 5]), BadFormat, "do not add up"),
         (lambda h: h["records"][0].__setitem__(2, "wide"), BadFormat, "not understood"),
         (lambda h: h["records"][0].pop() and None, BadFormat, "not understood"),
-        (lambda h: h["records"][0][3][0].__setitem__(1, 10**6), Truncated, "its head announces"),
+        (lambda h: h["records"][0][3][0].__setitem__(1, 10**6), BadFormat, "no segment"),
+        (lambda h: h["records"][0][3][0].__setitem__(2, -8), BadFormat, "no segment"),
+        (lambda h: h["records"][0][3][0].__setitem__(4, [1, 2]), BadFormat, "not understood"),
+        (lambda h: h["records"][0][3][0].__setitem__(1, 200), Truncated, "its head announces"),
         (lambda h: h["records"][0][3][0].__setitem__(3, 1), Corrupt, "tensor embed: "),
         (lambda h: h.__setitem__("index", 1), Truncated, "missing: 0"),
         (lambda h: h.__setitem__("tensors", 9), Truncated, "6 tensors, its last frame counts 9"),
@@ -329,6 +334,15 @@ def test_a_base_that_differs_in_one_bit_is_refused_or_made_right(name, at, bit):
     else:
         update.apply(held, 3)
         assert same(held, NEW)
+
+
+def test_low_bits_over_other_high_bits_are_refused():
+    """Here, and only here, what was there before matters where the update writes."""
+    name, frames = "embed", frames_of(OLD, NEW, 3, 4, low_bits=True)
+    changed = int(torch.nonzero(integers(OLD[name]) != integers(NEW[name]))[0])
+    held = copy(OLD)
+    integers(held[name])[changed] ^= 1 << 12
+    assert_refused(WrongContent, frames, held, match="1 of 6 tensors .*: embed")
 
 
 def test_content_can_be_taken_on_trust():

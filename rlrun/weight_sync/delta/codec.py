@@ -1,12 +1,13 @@
 """What changed between two versions of one tensor, as bytes: positions as Rice codes, values as they now are.
 
 Elements are compared as integers of their size, so that every bit counts: -0.0 is not 0.0, and NaNs have payloads.
-Values are absolute. Applying a delta twice is the same as once, and nothing drifts.
+Values are absolute, not differences. Applying a delta twice is the same as once, and nothing drifts.
 
 A tensor is cut into segments of 2^24 elements, which bounds the working memory and lets tensors be of any size. A
 segment is sparse or, where that is smaller, dense. Its bytes, each part padded with zeros to a multiple of 8:
 
-    sparse   Rice codes of the gaps between changed positions (`rice`) | the new elements there
+    sparse   Rice codes of the gaps between changed positions (`rice`) | the new elements there, whole or by their low
+             bits (`values`)
     dense    all new elements
 
 Sizes are in the `Segment`s, not in the bytes. Everything runs on the device of the tensors.
@@ -22,15 +23,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rlrun.weight_sync.delta.fingerprint import INTEGERS
 from rlrun.weight_sync.delta.rice import decode_gaps, encode_gaps, nonzero
+from rlrun.weight_sync.delta.values import (
+    ALIGN,
+    LowBits,
+    aligned,
+    decode_low,
+    encode_low,
+    gaps_of,
+    padded,
+    positions_of,
+    view_values,
+)
 
 SEGMENT = 1 << 24
 """Elements. At most 128 MiB of positions at a time."""
-ALIGN = 8
-"""Bytes. The widest element, so that values can be viewed in place."""
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -44,17 +53,30 @@ DTYPES: dict[str, torch.dtype] = {
 @dataclass(frozen=True)
 class Segment:
     """Consecutive elements of a tensor. `position_bytes` and `unary_bits` describe the Rice codes; a dense segment has
-    no `position_bytes`. `changed` is the number of elements that differ; in a dense one without a base, all."""
+    no `position_bytes`. `changed` is the number of elements that differ; in a dense one without a base, all. `low` says
+    how the values are written when they are not whole."""
 
     elements: int
     changed: int
     position_bytes: int | None
     unary_bits: int
+    low: LowBits | None = None
+
+    @classmethod
+    def from_list(cls, fields: list) -> Segment:
+        """From what `dataclasses.astuple` makes of it, by way of JSON. TypeError or ValueError for anything else."""
+        elements, changed, position_bytes, unary_bits, low = fields
+        numbers = [elements, changed, position_bytes or 0, unary_bits, *(low or ())]
+        if not all(isinstance(number, int) and number >= 0 for number in numbers) or changed > elements:
+            raise ValueError(f"no segment: {fields}")
+        return cls(elements, changed, position_bytes, unary_bits, None if low is None else LowBits(*low))
 
     def nbytes(self, element_size: int) -> int:
         if self.position_bytes is None:
-            return _aligned(self.elements * element_size)
-        return _aligned(self.position_bytes) + _aligned(self.changed * element_size)
+            return aligned(self.elements * element_size)
+        if self.low is not None:
+            return aligned(self.position_bytes) + self.low.nbytes(self.changed, element_size)
+        return aligned(self.position_bytes) + aligned(self.changed * element_size)
 
 
 @dataclass(frozen=True)
@@ -76,16 +98,23 @@ class Delta:
 
 
 class Changes(NamedTuple):
-    """New elements of one segment: `values` [n], integers of the element's size, at flat `positions` int64 [n] of the
-    tensor, ascending; without positions they are the n elements from `start` on."""
+    """New elements within one segment: `values` [n], integers of the element's size, at flat `positions` int64 [n] of
+    the tensor, ascending; without positions they are the n elements from `start` on. With `low_bits`, only so many bits
+    of each are given and the others stay."""
 
     start: int
     positions: Tensor | None
     values: Tensor
+    low_bits: int | None = None
+
+    def over(self, old: Tensor) -> Tensor:
+        """The whole new elements, [n] integers, where `old` [n] were."""
+        return self.values if self.low_bits is None else (old & -(1 << self.low_bits)) | self.values
 
 
-def encode(old: Tensor | None, new: Tensor, segment_elements: int = SEGMENT) -> Delta:
-    """What turns `old` into `new`; all of `new` when there is no old one. Same shape, dtype and device."""
+def encode(old: Tensor | None, new: Tensor, segment_elements: int = SEGMENT, low_bits: bool = False) -> Delta:
+    """What turns `old` into `new`; all of `new` when there is no old one. Same shape, dtype and device. With `low_bits`
+    values may be shortened as in `values`: then the result depends on what it is applied to, if that is not `old`."""
     dtype = dtype_name(new)
     assert dtype in DTYPES, dtype
     assert segment_elements % ALIGN == 0, segment_elements  # segments begin at whole words
@@ -97,7 +126,7 @@ def encode(old: Tensor | None, new: Tensor, segment_elements: int = SEGMENT) -> 
     for start in range(0, after.numel(), segment_elements):
         part = after[start : start + segment_elements]
         base = None if before is None else before[start : start + segment_elements]
-        segment, encoded = _encode_segment(base, part)
+        segment, encoded = _encode_segment(base, part, low_bits)
         segments.append(segment)
         parts += encoded
     payload = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=new.device)
@@ -105,10 +134,9 @@ def encode(old: Tensor | None, new: Tensor, segment_elements: int = SEGMENT) -> 
 
 
 def decode(delta: Delta, device: torch.device | None = None) -> Iterator[Changes]:
-    """The changes, one segment at a time, on `device` (default: where the payload is). Raises ValueError, saying what,
-    when the payload contradicts the segments or itself."""
+    """The changes, a segment at a time, on `device` (default: where the payload is); no position comes twice. Raises
+    ValueError, saying what, when the payload contradicts the segments or itself."""
     integer = INTEGERS[DTYPES[delta.dtype].itemsize]
-    size = integer.itemsize
     total = sum(segment.elements for segment in delta.segments)
     if (total, delta.nbytes) != (prod(delta.shape), delta.payload.numel()):
         raise ValueError(
@@ -117,14 +145,14 @@ def decode(delta: Delta, device: torch.device | None = None) -> Iterator[Changes
         )
     at = start = 0
     for segment in delta.segments:
-        nbytes = segment.nbytes(size)
+        nbytes = segment.nbytes(integer.itemsize)
         code = delta.payload[at : at + nbytes].to(device or delta.payload.device)
         if segment.position_bytes is None:
-            yield Changes(start, None, _values(code, segment.elements, integer))
+            yield Changes(start, None, view_values(code, segment.elements, integer))
         elif segment.changed:
-            positions = _decode_positions(code[: segment.position_bytes], segment)
-            values = _values(code[_aligned(segment.position_bytes) :], segment.changed, integer)
-            yield Changes(start, positions + start, values)
+            gaps = decode_gaps(code[: segment.position_bytes], segment.changed, segment.unary_bits)
+            positions = positions_of(gaps, segment.elements) + start
+            yield from _decode_values(code[aligned(segment.position_bytes) :], segment, start, positions, integer)
         at, start = at + nbytes, start + segment.elements
 
 
@@ -134,11 +162,12 @@ def apply(target: Tensor, delta: Delta) -> None:
     assert (dtype_name(target), tuple(target.shape)) == (delta.dtype, delta.shape)
     target = target.detach()
     flat = integers(target)
-    for start, positions, values in decode(delta, target.device):
+    for changes in decode(delta, target.device):
+        start, positions, values, low_bits = changes
         if positions is None:
             flat[start : start + values.numel()] = values
         else:
-            flat.scatter_(0, positions, values)
+            flat.scatter_(0, positions, values if low_bits is None else changes.over(flat.gather(0, positions)))
     if not target.is_contiguous():
         target.copy_(flat.view(target.dtype).view(target.shape))
 
@@ -176,48 +205,36 @@ def _differing(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return np.concatenate([positions, whole + np.flatnonzero(before[whole:] != after[whole:])])
 
 
-def _encode_segment(before: Tensor | None, after: Tensor) -> tuple[Segment, list[Tensor]]:
+def _encode_segment(before: Tensor | None, after: Tensor, low_bits: bool) -> tuple[Segment, list[Tensor]]:
     elements, size = after.numel(), after.element_size()
     if before is None:
-        return Segment(elements, elements, None, 0), _dense(after)
+        return Segment(elements, elements, None, 0), [padded(after.view(torch.uint8))]
     positions = changed_positions(before, after)
     changed = positions.numel()
     if not changed:
         return Segment(elements, 0, 0, 0), []
     # A position takes a bit at least: what cannot be smaller is not tried.
-    if changed * size + changed // 8 < elements * size:
-        gaps = torch.diff(positions, prepend=positions.new_full((1,), -1)) - 1
-        code, unary_bits = encode_gaps(gaps)
-        segment = Segment(elements, changed, code.numel(), unary_bits)
-        if segment.nbytes(size) < _aligned(elements * size):
-            return segment, [_padded(code), _padded(after.gather(0, positions).view(torch.uint8))]
-    return Segment(elements, changed, None, 0), _dense(after)
+    if low_bits or changed * size + changed // 8 < elements * size:
+        values = after.gather(0, positions)
+        shortened = encode_low(before.gather(0, positions), values) if low_bits else None
+        low, parts = shortened or (None, [padded(values.view(torch.uint8))])
+        code, unary_bits = encode_gaps(gaps_of(positions))
+        segment = Segment(elements, changed, code.numel(), unary_bits, low)
+        if segment.nbytes(size) < aligned(elements * size):
+            return segment, [padded(code), *parts]
+    return Segment(elements, changed, None, 0), [padded(after.view(torch.uint8))]
 
 
-def _dense(after: Tensor) -> list[Tensor]:
-    return [_padded(after.view(torch.uint8))]
-
-
-def _decode_positions(code: Tensor, segment: Segment) -> Tensor:
-    gaps = decode_gaps(code, segment.changed, segment.unary_bits)
-    # Before they are added up, which could overflow.
-    if int(gaps.max()) < segment.elements:
-        positions = (gaps + 1).cumsum(0) - 1
-        if int(positions[-1]) < segment.elements:
-            return positions
-    raise ValueError(f"a position beyond the {segment.elements} elements of a segment")
-
-
-def _values(code: Tensor, count: int, integer: torch.dtype) -> Tensor:
-    code = code[: count * integer.itemsize]
-    if code.storage_offset() % integer.itemsize:
-        code = code.clone()
-    return code.view(integer)
-
-
-def _aligned(nbytes: int) -> int:
-    return nbytes + -nbytes % ALIGN
-
-
-def _padded(code: Tensor) -> Tensor:
-    return pad(code, (0, -code.numel() % ALIGN))
+def _decode_values(
+    code: Tensor, segment: Segment, start: int, positions: Tensor, integer: torch.dtype
+) -> Iterator[Changes]:
+    if segment.low is None:
+        yield Changes(start, positions, view_values(code, segment.changed, integer))
+        return
+    values, above, whole = decode_low(code, segment.low, segment.changed, integer)
+    if above.numel():
+        yield Changes(start, positions[above], whole)
+        within = torch.ones(segment.changed, dtype=torch.bool, device=code.device)
+        within[above] = False
+        positions, values = positions[within], values[within]
+    yield Changes(start, positions, values, segment.low.bits)

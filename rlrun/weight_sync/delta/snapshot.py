@@ -34,8 +34,9 @@ class Snapshot:
         snapshot.commit() if all_confirmed else snapshot.rollback()
     """
 
-    def __init__(self, device: str | torch.device = "cpu"):
+    def __init__(self, device: str | torch.device = "cpu", low_bits: bool = False):
         self.version: int | None = None
+        self._low_bits = low_bits
         self._device = torch.device(device)
         self._pinned = self._device.type == "cpu" and torch.cuda.is_available()
         self._tensors: dict[str, Tensor] = {}
@@ -130,7 +131,7 @@ class Snapshot:
                     PART,
                     f"{name} was {dtype_name(old)} {list(old.shape)}, is {dtype_name(new)} {list(new.shape)}",
                 )
-            delta = encode(old.to(new.device, non_blocking=True), new)
+            delta = encode(old.to(new.device, non_blocking=True), new, low_bits=self._low_bits)
             yield name, delta, fingerprint(new)
         if missing:
             raise SenderError(PART, f"the trainer did not give {listed(list(missing))}")

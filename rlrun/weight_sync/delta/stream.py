@@ -20,7 +20,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, TypeAlias
 
@@ -232,9 +232,10 @@ def _result(record: Record, target: Tensor, content: bool) -> Tensor:
 
 
 def _gain(changes: Changes, flat: Tensor, all_dense: bool) -> Tensor:
-    start, positions, values = changes
+    start, positions, values, _ = changes
     if positions is not None:
-        return shift(positions, values, flat.gather(0, positions))
+        old = flat.gather(0, positions)
+        return shift(positions, changes.over(old), old)
     word = start * values.element_size() // 4
     gained = fingerprint(values, word)
     return gained if all_dense else gained - fingerprint(flat[start : start + values.numel()], word)
@@ -258,7 +259,7 @@ def _frame(bucket: Sequence[Encoded], fields: dict[str, Any]) -> Frame:
             name,
             delta.dtype,
             delta.shape,
-            [[s.elements, s.changed, s.position_bytes, s.unary_bits] for s in delta.segments],
+            [astuple(segment) for segment in delta.segments],
             checksum,
             result,
         ]
@@ -306,7 +307,7 @@ def _read_records(head: dict[str, Any], body: Tensor) -> list[Record]:
     records, checksums, at = [], [], 0
     try:
         for name, dtype, shape, segments, checksum, result in head["records"]:
-            meta = Delta(dtype, tuple(shape), tuple(Segment(*segment) for segment in segments), body[:0])
+            meta = Delta(dtype, tuple(shape), tuple(map(Segment.from_list, segments)), body[:0])
             size = meta.nbytes
             if sum(segment.elements for segment in meta.segments) != prod(shape):
                 raise ValueError(f"segments of {name} do not add up to {list(shape)}")
