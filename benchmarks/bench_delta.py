@@ -6,10 +6,12 @@
 of which one in ten is touched ("rows"). References: `torch.nonzero` with int32 positions and the new values, and the
 xor of both versions through zlib and, where pyarrow is installed, zstd, each at level 1.
 
-Bound: n H(p) bits for evenly spread positions, and the values as they are; "rows" has the bound of its two levels. A
-format that sends steps of one unit instead of values could do with n (H(p) + p) bits ("steps"), but can neither be
-applied twice nor mend what is wrong. GB/s are of the tensor's own bytes, on one core or one GPU. "all" is what a
-sender does for an update: encode, fingerprint, frames; "check" is what an engine does before it applies.
+The bound of "whole" is n H(p) bits for evenly spread positions, and the values as they are; "rows" has the bound of its
+two levels. The bound of "low bits" is n (H(p) + p) bits: no format can send these steps in less. GB/s are of the
+tensor's own bytes, in time of one CPU core (what else runs on the machine does not count) or of one GPU. "update" is
+what a sender does for one: encode, fingerprint, frames; "check" is what an engine does before it applies.
+
+The last line is the time that a tensor costs whatever its size, which matters for many small experts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core for either
 
 import torch
 
-from rlrun.weight_sync.delta import Delta, Update, apply, encode, fingerprint, write_update
+from rlrun.weight_sync.delta import Frame, Update, apply, encode, fingerprint, write_update
 
 try:
     import pyarrow
@@ -40,21 +42,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BUCKET = 512 << 20
 
 
-def best_of(function: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, Any]:
+def best_of(function: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds of the fastest run, and its result."""
     fastest, result = float("inf"), None
-    for _ in range(repeats):
-        synchronize()
-        began = time.perf_counter()
+    for _ in range(REPEATS):
+        began = now()
         result = function()
-        synchronize()
-        fastest = min(fastest, time.perf_counter() - began)
+        fastest = min(fastest, now() - began)
     return fastest, result
 
 
-def synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+def now() -> float:
+    if DEVICE == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def make(kind: str, density: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +93,7 @@ def entropy(p: float) -> float:
 
 
 def bounds(kind: str, density: float, changed: int) -> tuple[float, float]:
-    """Bytes of positions and values, and of positions and signs of steps."""
+    """Bytes of positions with whole values, and with the signs of steps."""
     if kind == "even":
         positions = ELEMENTS * entropy(changed / ELEMENTS) / 8
     else:
@@ -100,68 +102,78 @@ def bounds(kind: str, density: float, changed: int) -> tuple[float, float]:
     return positions + 2 * changed, positions + changed / 8
 
 
-def sender(old: torch.Tensor, new: torch.Tensor) -> list:
-    return list(write_update([("w", encode(old, new), fingerprint(new))], 0, 1, BUCKET))
+def sender(old: torch.Tensor, new: torch.Tensor, low_bits: bool = False) -> list[Frame]:
+    return list(write_update([("w", encode(old, new, low_bits=low_bits), fingerprint(new))], 0, 1, BUCKET))
 
 
 def bench_sizes(kind: str, density: float) -> None:
     old, new = make(kind, density)
-    delta = encode(old, new)
-    bound, steps = bounds(kind, density, delta.changed)
+    whole, low = encode(old, new), encode(old, new, low_bits=True)
     xor = xor_bytes(old, new)
-    packed = {"zlib": len(zlib.compress(xor, 1))}
+    others = [6 * whole.changed, len(zlib.compress(xor, 1))]
     if pyarrow:
-        packed["zstd"] = len(pyarrow.Codec("zstd", compression_level=1).compress(xor))
-    others = {"int32": 6 * delta.changed, **packed}
-    columns = "".join(f"{f'{size / 1e6:.2f}':>9}{f'{size / delta.nbytes:.2f}x':>7}" for size in others.values())
-    print(
-        f"{f'{kind} {100 * density:g} %':<12}{bound / 1e6:>8.2f}{delta.nbytes / 1e6:>8.2f}"
-        f"{100 * (delta.nbytes / bound - 1):>+7.2f} %{columns}{steps / 1e6:>9.2f}"
+        others.append(len(pyarrow.Codec("zstd", compression_level=1).compress(xor)))
+    ours = "".join(
+        f"{bound / 1e6:>9.2f}{delta.nbytes / 1e6:>8.2f}{100 * (delta.nbytes / bound - 1):>+7.1f} %"
+        for delta, bound in zip((whole, low), bounds(kind, density, whole.changed), strict=True)
     )
+    columns = "".join(f"{size / 1e6:>11.2f}{f'{size / low.nbytes:.2f}x':>7}" for size in others)
+    print(f"{f'{kind} {100 * density:g} %':<12}{ours}{columns}")
 
 
 def bench_speed(kind: str, density: float) -> None:
     old, new = make(kind, density)
     rate = new.numel() * new.element_size() / 1e9
-
-    def run(function: Callable[[], Any]) -> tuple[float, Any]:
-        seconds, result = best_of(function)
-        return rate / seconds, result
-
-    encode_rate, delta = run(lambda: encode(old, new))
-    plain_encode_rate, (positions, values) = run(lambda: plain_encode(old, new))
-    all_rate, frames = run(lambda: sender(old, new))
+    plain_s, (positions, values) = best_of(lambda: plain_encode(old, new))
     target = old.clone()
-    plain_rate, _ = run(lambda: plain_apply(target, positions, values))
+    plain_apply_s, _ = best_of(lambda: plain_apply(target, positions, values))
     assert torch.equal(target.view(torch.int16), new.view(torch.int16))
-    target.copy_(old)
-    update = Update.read(frames)
-    check_rate, _ = run(lambda: update.check({"w": target}, 0))
-    apply_rate, _ = run(lambda: apply_delta(target, delta))
-    assert torch.equal(target.view(torch.int16), new.view(torch.int16))
+    for low_bits in (False, True):
+        encode_s, delta = best_of(lambda: encode(old, new, low_bits=low_bits))  # noqa: B023
+        sender_s, frames = best_of(lambda: sender(old, new, low_bits))  # noqa: B023
+        target.copy_(old)
+        update = Update.read(frames)
+        check_s, _ = best_of(lambda: update.check({"w": target}, 0))  # noqa: B023
+        apply_s, _ = best_of(lambda: apply(target, delta))  # noqa: B023
+        assert torch.equal(target.view(torch.int16), new.view(torch.int16))
+        print(
+            f"{f'{kind} {100 * density:g} %':<12}{'low bits' if low_bits else 'whole':<10}{rate / encode_s:>7.2f}"
+            f"{rate / plain_s:>8.2f}{plain_s / encode_s:>7.2f}x{rate / sender_s:>9.2f}{rate / check_s:>8.2f}"
+            f"{rate / apply_s:>8.2f}{rate / plain_apply_s:>8.2f}{plain_apply_s / apply_s:>7.2f}x"
+        )
+
+
+def bench_small(count: int = 1000, elements: int = 4096) -> None:
+    old, new = (tensor[: count * elements].view(count, elements) for tensor in make("even", 0.01))
+    names = [f"w{i}" for i in range(count)]
+    encoded = ((n, encode(o, w), fingerprint(w)) for n, o, w in zip(names, old, new, strict=True))
+    began = now()
+    frames = list(write_update(encoded, 0, 1, BUCKET))
+    sent = now()
+    Update.read(frames).apply(dict(zip(names, old, strict=True)), 0)
+    done = now()
+    sizes = [len(frame.head) for frame in frames]
     print(
-        f"{f'{kind} {100 * density:g} %':<12}{encode_rate:>9.2f}{plain_encode_rate:>9.2f}"
-        f"{encode_rate / plain_encode_rate:>7.2f}x{all_rate:>9.2f}{check_rate:>9.2f}"
-        f"{apply_rate:>9.1f}{plain_rate:>9.1f}{apply_rate / plain_rate:>7.2f}x"
+        f"\n{count} tensors of {elements}: {1e6 * (sent - began) / count:.0f} us each to send, "
+        f"{1e6 * (done - sent) / count:.0f} us to check and apply, {sum(sizes) / count:.0f} bytes of head"
     )
-
-
-def apply_delta(target: torch.Tensor, delta: Delta) -> None:
-    apply(target, delta)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"{ELEMENTS >> 20} Mi bf16 elements on {DEVICE}, sizes in MB\n")
-    others = "".join(f"{name:>9}{'ratio':>7}" for name in ("int32", "xor zlib", *(("xor zstd",) if pyarrow else ())))
-    print(f"{'changed':<12}{'bound':>8}{'ours':>8}{'above':>9}{others}{'steps':>9}")
+    print(f"{ELEMENTS >> 20} Mi bf16 elements on {DEVICE}, sizes in MB, ratios to low bits\n")
+    names = ("int32", "xor zlib", *(("xor zstd",) if pyarrow else ()))
+    others = "".join(f"{name:>11}{'ratio':>7}" for name in names)
+    print(f"{'changed':<12}{'bound':>9}{'whole':>8}{'above':>9}{'bound':>9}{'low':>8}{'above':>9}{others}")
     for case in CASES:
         bench_sizes(*case)
     print(
-        f"\n{'GB/s':<12}{'encode':>9}{'plain':>9}{'ratio':>8}{'all':>9}{'check':>9}{'apply':>9}{'plain':>9}{'ratio':>8}"
+        f"\n{'GB/s':<12}{'values':<10}{'encode':>7}{'plain':>8}{'ratio':>8}{'update':>9}{'check':>8}{'apply':>8}"
+        f"{'plain':>8}{'ratio':>8}"
     )
     for case in CASES:
         bench_speed(*case)
+    bench_small()
 
 
 if __name__ == "__main__":

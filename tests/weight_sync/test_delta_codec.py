@@ -24,6 +24,7 @@ from rlrun.weight_sync.delta.rice import (
     unpack,
     unpack_bits,
 )
+from rlrun.weight_sync.delta.values import nearest
 
 SEEDS = st.integers(0, 2**32 - 1)
 SHAPES = st.one_of(
@@ -223,15 +224,26 @@ def stepped(n: int, density: float, seed: int) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
-def test_steps_of_one_unit_take_a_third_of_their_value(density):
+def test_steps_of_one_unit_take_two_bits_and_no_exceptions(density):
     old, new = stepped(1 << 20, density, 4)
     whole, low = encode(old, new), encode(old, new, low_bits=True)
-    positions = whole.segments[0].position_bytes
-    assert low.segments[0].low.bits == 4
-    assert 5.2 <= 8 * (low.nbytes - positions) / low.changed <= 5.6
+    assert (low.segments[0].low.bits, low.segments[0].low.exceptions) == (2, 0)
+    assert whole.nbytes - low.nbytes == pytest.approx(14 / 8 * low.changed, abs=24)
     target = old.clone()
     apply(target, low)
     assert same_bits(target, new)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 7])
+def test_the_nearest_number_with_these_low_bits(bits):
+    """All bytes held, by search; the lower of two at the same distance."""
+    low, held = torch.meshgrid(torch.arange(1 << bits), torch.arange(-128, 128), indexing="ij")
+    low, held = (t.reshape(-1).to(torch.int8) for t in (low, held))
+    found = nearest(low, bits, held)
+    for end, start, f in zip(low.tolist(), held.tolist(), found.tolist(), strict=True):
+        steps = [s for s in range(-(1 << bits >> 1), 1 << bits >> 1) if (start + s - end) % (1 << bits) == 0]
+        assert [(start + s + 128) % 256 - 128 for s in steps] == [f]
+    assert torch.equal(nearest(low, bits, found), found)
 
 
 @given(seed=SEEDS, done=st.floats(0, 1), density=st.sampled_from([0.01, 0.3, 1.0]))
@@ -259,7 +271,7 @@ def test_any_width_of_changes_comes_back(size, n, moved, seed):
     dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     old = random_bits([n], dtype, rng)
     noise = torch.from_numpy(rng.integers(1, 1 << min(moved, 8 * size - 1), n)).to(dtype)
-    new = old ^ noise
+    new = old + (noise if seed % 2 else -noise)  # wraps
     delta = encode(old, new, low_bits=True)
     assert delta.nbytes <= encode(old, new).nbytes
     seen = torch.zeros(n, dtype=torch.int64)

@@ -33,6 +33,7 @@ from rlrun.weight_sync.delta.values import (
     decode_low,
     encode_low,
     gaps_of,
+    nearest,
     padded,
     positions_of,
     view_values,
@@ -99,8 +100,8 @@ class Delta:
 
 class Changes(NamedTuple):
     """New elements within one segment: `values` [n], integers of the element's size, at flat `positions` int64 [n] of
-    the tensor, ascending; without positions they are the n elements from `start` on. With `low_bits`, only so many bits
-    of each are given and the others stay."""
+    the tensor, ascending; without positions they are the n elements from `start` on. With `low_bits`, they are only so
+    many bits of each."""
 
     start: int
     positions: Tensor | None
@@ -109,7 +110,7 @@ class Changes(NamedTuple):
 
     def over(self, old: Tensor) -> Tensor:
         """The whole new elements, [n] integers, where `old` [n] were."""
-        return self.values if self.low_bits is None else (old & -(1 << self.low_bits)) | self.values
+        return self.values if self.low_bits is None else nearest(self.values, self.low_bits, old)
 
 
 def encode(old: Tensor | None, new: Tensor, segment_elements: int = SEGMENT, low_bits: bool = False) -> Delta:

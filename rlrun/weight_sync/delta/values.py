@@ -1,15 +1,17 @@
 """New values of changed elements by their low bits: shorter than whole values, and still harmless to apply twice.
 
-A weight that moves by a unit in its last place keeps its high bits, unless a carry runs through. Of every changed
-element the low L bits are sent as they now are; those that differ above as well are sent whole, as exceptions:
+Of every changed element, read as an integer, the low L bits are sent as they now are. They stand for the nearest number
+that ends in them, from half of 2^L below the one held to just under half above. So L = 2 covers steps of one unit in
+the last place, for which a whole bf16 value takes 16 bits. Elements that moved further are sent whole, as exceptions:
 
     low bits of all changed elements, L each (`rice.pack`) | Rice codes of the exceptions' gaps in the list of changes
     | the exceptions' whole new values
 
-each part padded with zeros to a multiple of 8 bytes. With L = 4, steps of one unit take about 5.3 bits instead of 16.
+each part padded with zeros to a multiple of 8 bytes.
 
-Unlike whole values these need the right high bits below them, which the fingerprint of the result makes sure of. After
-a first or a partial application the high bits are right all the more, so that applying again changes nothing.
+The number nearest to the new value that ends as it does is the new value: where the change was applied already, wholly
+or in part, applying it again does nothing. Unlike whole values these need the old value, or the new one, to be there,
+which the fingerprint of the result makes sure of.
 """
 
 from __future__ import annotations
@@ -45,12 +47,14 @@ class LowBits:
 def encode_low(old: Tensor, new: Tensor) -> tuple[LowBits, list[Tensor]] | None:
     """Integers [n >= 1] before and after, all of them different. None when whole values are no longer."""
     n, size = len(new), new.element_size()
-    differing = old ^ new
-    bits = _best_bits(differing, 8 * size)
+    # How far from zero on its own side: step in [-2^(L-1), 2^(L-1)) if and only if it is below 2^(L-1).
+    step = new.to(torch.int64) - old.to(torch.int64)
+    extent = step ^ (step >> 63)
+    bits = _best_bits(extent, 8 * size)
     if bits is None:
         return None
     low = new.to(torch.int64) & ((1 << bits) - 1)
-    above = nonzero((differing >> bits) != 0)
+    above = nonzero(extent >> (bits - 1) != 0)
     codes, unary_bits = torch.empty(0, dtype=torch.uint8, device=new.device), 0
     if above.numel():
         codes, unary_bits = encode_gaps(gaps_of(above))
@@ -75,6 +79,12 @@ def decode_low(code: Tensor, low: LowBits, changed: int, integer: torch.dtype) -
         above = positions_of(gaps, changed)
     whole = view_values(code[at + aligned(low.position_bytes) :], low.exceptions, integer)
     return values, above, whole
+
+
+def nearest(low: Tensor, bits: int, held: Tensor) -> Tensor:
+    """The integers nearest to `held` that end in these `bits`; all tensors of one integer type, which wraps."""
+    step = (low - held) & ((1 << bits) - 1)
+    return held + (step - ((step >> (bits - 1)) << bits))
 
 
 def gaps_of(positions: Tensor) -> Tensor:
@@ -108,16 +118,14 @@ def padded(code: Tensor) -> Tensor:
     return pad(code, (0, -code.numel() % ALIGN))
 
 
-def _best_bits(differing: Tensor, width: int) -> int | None:
+def _best_bits(extent: Tensor, width: int) -> int | None:
     """The L with the fewest bits in all, to within a guess at the exceptions' codes; None when that is `width`."""
-    n = len(differing)
-    # The bits of a difference up to its highest one. A negative one has its highest bit set.
-    length = differing.to(torch.float64).log2().floor() + 1
-    length = torch.where(differing < 0, width, length).clamp_(1, width).to(torch.int64)
-    shorter = torch.bincount(length, minlength=width + 1).cumsum(0).tolist()
+    n = len(extent)
+    needed = (extent.to(torch.float64) + 0.5).log2().floor().to(torch.int64) + 2
+    fitting = torch.bincount(needed.clamp_(1, width), minlength=width + 1).cumsum(0).tolist()
 
     def cost(bits: int) -> float:
-        above = n - shorter[bits]
+        above = n - fitting[bits]
         return n * bits + (above * (width + 2 + log2(n / above)) if above else 0)
 
     best = min(range(1, width), key=cost)
