@@ -11,7 +11,7 @@ two levels. The bound of "low bits" is n (H(p) + p) bits: no format can send the
 tensor's own bytes, in time of one CPU core (what else runs on the machine does not count) or of one GPU. "update" is
 what a sender does for one: encode, fingerprint, frames; "check" is what an engine does before it applies.
 
-The last line is the time that a tensor costs whatever its size, which matters for many small experts.
+The last lines show what a small tensor costs, by itself and encoded together with others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core for either
 
 import torch
 
-from rlrun.weight_sync.delta import Frame, Update, apply, encode, fingerprint, write_update
+from rlrun.weight_sync.delta import Frame, Update, apply, encode, encode_all, write_update
+from rlrun.weight_sync.delta.packs import PACK
 
 try:
     import pyarrow
@@ -103,7 +104,7 @@ def bounds(kind: str, density: float, changed: int) -> tuple[float, float]:
 
 
 def sender(old: torch.Tensor, new: torch.Tensor, low_bits: bool = False) -> list[Frame]:
-    return list(write_update([("w", encode(old, new, low_bits=low_bits), fingerprint(new))], 0, 1, BUCKET))
+    return list(write_update(encode_all([("w", old, new)], low_bits), 0, 1, BUCKET))
 
 
 def bench_sizes(kind: str, density: float) -> None:
@@ -143,20 +144,23 @@ def bench_speed(kind: str, density: float) -> None:
         )
 
 
-def bench_small(count: int = 1000, elements: int = 4096) -> None:
+def bench_small(count: int = 2000, elements: int = 4096) -> None:
     old, new = (tensor[: count * elements].view(count, elements) for tensor in make("even", 0.01))
     names = [f"w{i}" for i in range(count)]
-    encoded = ((n, encode(o, w), fingerprint(w)) for n, o, w in zip(names, old, new, strict=True))
-    began = now()
-    frames = list(write_update(encoded, 0, 1, BUCKET))
-    sent = now()
-    Update.read(frames).apply(dict(zip(names, old, strict=True)), 0)
-    done = now()
-    sizes = [len(frame.head) for frame in frames]
-    print(
-        f"\n{count} tensors of {elements}: {1e6 * (sent - began) / count:.0f} us each to send, "
-        f"{1e6 * (done - sent) / count:.0f} us to check and apply, {sum(sizes) / count:.0f} bytes of head"
-    )
+    print()
+    for pack, title in ((PACK, "in packs"), (0, "one by one")):
+        target = old.clone()
+        began = now()
+        frames = list(write_update(encode_all(zip(names, old, new, strict=True), pack_elements=pack), 0, 1, BUCKET))
+        sent = now()
+        Update.read(frames).apply(dict(zip(names, target, strict=True)), 0)
+        done = now()
+        assert torch.equal(target.view(torch.int16), new.view(torch.int16))
+        sizes = [len(frame.head) for frame in frames]
+        print(
+            f"{count} tensors of {elements} {title}: {1e6 * (sent - began) / count:.0f} us each to send, "
+            f"{1e6 * (done - sent) / count:.0f} us to check and apply, {sum(sizes) / count:.0f} bytes of head"
+        )
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    made = Snapshot()
+    made = Snapshot(pack_elements=0)  # as many frames as there are tensors
     made.take(weights(0).items(), 0)
     return made
 
@@ -59,9 +59,12 @@ def test_many_updates_do_not_drift(low_bits):
         assert same(engine.weights, weights(version))
 
 
-@given(outcomes=st.lists(st.sampled_from(["confirmed", "failed", "abandoned", "trainer_failed"]), max_size=8))
-def test_an_engine_that_got_nothing_still_fits_the_next_update(outcomes):
-    snapshot, engine = Snapshot(), Engine()
+@given(
+    outcomes=st.lists(st.sampled_from(["confirmed", "failed", "abandoned", "trainer_failed"]), max_size=8),
+    pack=st.sampled_from([0, 1 << 24]),
+)
+def test_an_engine_that_got_nothing_still_fits_the_next_update(outcomes, pack):
+    snapshot, engine = Snapshot(pack_elements=pack), Engine()
     snapshot.take(weights(0).items(), 0)
     for version, outcome in enumerate(outcomes, 1):
         if outcome == "trainer_failed":

@@ -26,8 +26,7 @@ from rlrun.weight_sync.delta import (
     WrongBase,
     WrongContent,
     WrongTensors,
-    encode,
-    fingerprint,
+    encode_all,
     write_update,
 )
 from rlrun.weight_sync.delta.codec import integers
@@ -61,12 +60,12 @@ def trained(old: Weights, seed: int, density: float = 0.05) -> Weights:
     return new
 
 
-def frames_of(old: Weights | None, new: Weights, base, version: int, bucket_bytes: int = 64, low_bits=False, **options):
-    encoded = (
-        (name, encode(None if old is None else old[name], tensor, 256, low_bits), fingerprint(tensor))
-        for name, tensor in new.items()
-    )
-    return list(write_update(encoded, base, version, bucket_bytes, **options))
+def frames_of(
+    old: Weights | None, new: Weights, base, version: int, bucket_bytes: int = 64, low_bits=False, pack=0, **options
+) -> list[Frame]:
+    """Each tensor by itself, unless `pack` lets so many elements go together."""
+    tensors = ((name, None if old is None else old[name], tensor) for name, tensor in new.items())
+    return list(write_update(encode_all(tensors, low_bits, pack, 256), base, version, bucket_bytes, **options))
 
 
 def same(a: Weights, b: Weights) -> bool:
@@ -99,13 +98,14 @@ def assert_refused(
     bucket_bytes=st.sampled_from([1, 100, 1 << 20]),
     as_bytes=st.booleans(),
     low_bits=st.booleans(),
+    pack=st.sampled_from([0, 30, 1 << 24]),
 )
 def test_engine_and_trainer_are_equal_bit_for_bit_in_any_order_any_number_of_times(
-    seed, density, bucket_bytes, as_bytes, low_bits
+    seed, density, bucket_bytes, as_bytes, low_bits, pack
 ):
     old = weights(seed)
     new = trained(old, seed + 1, density)
-    frames = frames_of(old, new, 3, 4, bucket_bytes, low_bits)
+    frames = frames_of(old, new, 3, 4, bucket_bytes, low_bits, pack)
     shuffled = random.Random(seed).sample(frames, len(frames))
     update = Update.read([frame.to_bytes() if as_bytes else frame for frame in shuffled])
     held, version = copy(old), 3
@@ -140,9 +140,9 @@ def test_frames_are_made_one_at_a_time():
     def source():
         for name, tensor in NEW.items():
             drawn.append(name)
-            yield name, encode(None, tensor), fingerprint(tensor)
+            yield name, None, tensor
 
-    frames = write_update(source(), None, 4, 1)
+    frames = write_update(encode_all(source(), pack_elements=0), None, 4, 1)
     next(frames)
     assert drawn == list(NEW)[:2]
 
@@ -251,10 +251,10 @@ def test_frames_of_two_updates_do_not_mix():
 
 
 def test_a_tensor_twice_is_refused():
-    encoded = [(name, encode(None, NEW["norm"]), fingerprint(NEW["norm"])) for name in ("norm", "norm")]
-    for bucket_bytes in (1, 1000):
+    twice = [("norm", None, NEW["norm"])] * 2
+    for bucket_bytes, pack in ((1, 0), (1000, 0), (1000, 1000)):
         with pytest.raises(Corrupt, match="has norm, which another place has too"):
-            Update.read(write_update(iter(encoded), None, 1, bucket_bytes))
+            Update.read(write_update(encode_all(twice, pack_elements=pack), None, 1, bucket_bytes))
 
 
 def forged(frame: Frame, change) -> Frame:
@@ -272,14 +272,14 @@ def forged(frame: Frame, change) -> Frame:
         (lambda h: [1], BadFormat, "lacks base"),
         (lambda h: 7, BadFormat, "no JSON object"),
         (lambda h: h["records"][0].__setitem__(1, "int3"), BadFormat, "int3"),
-        (lambda h: h["records"][0].__setitem__(2, [5, 5]), BadFormat, "do not add up"),
-        (lambda h: h["records"][0].__setitem__(2, "wide"), BadFormat, "not understood"),
+        (lambda h: h["records"][0][0][0].__setitem__(1, [5, 5]), BadFormat, "do not add up"),
+        (lambda h: h["records"][0][0][0].__setitem__(1, "wide"), BadFormat, "not understood"),
         (lambda h: h["records"][0].pop() and None, BadFormat, "not understood"),
-        (lambda h: h["records"][0][3][0].__setitem__(1, 10**6), BadFormat, "no segment"),
-        (lambda h: h["records"][0][3][0].__setitem__(2, -8), BadFormat, "no segment"),
-        (lambda h: h["records"][0][3][0].__setitem__(4, [1, 2]), BadFormat, "not understood"),
-        (lambda h: h["records"][0][3][0].__setitem__(1, 200), Truncated, "its head announces"),
-        (lambda h: h["records"][0][3][0].__setitem__(3, 1), Corrupt, "tensor embed: "),
+        (lambda h: h["records"][0][2][0].__setitem__(1, 10**6), BadFormat, "no segment"),
+        (lambda h: h["records"][0][2][0].__setitem__(2, -8), BadFormat, "no segment"),
+        (lambda h: h["records"][0][2][0].__setitem__(4, [1, 2]), BadFormat, "not understood"),
+        (lambda h: h["records"][0][2][0].__setitem__(1, 200), Truncated, "its head announces"),
+        (lambda h: h["records"][0][2][0].__setitem__(3, 1), Corrupt, "tensor embed: "),
         (lambda h: h.__setitem__("index", 1), Truncated, "missing: 0"),
         (lambda h: h.__setitem__("tensors", 9), Truncated, "6 tensors, its last frame counts 9"),
     ],
@@ -328,7 +328,7 @@ def test_a_base_that_differs_in_one_bit_is_refused_or_made_right(name, at, bit):
     update = Update.read(frames_of(OLD, NEW, 3, 4))
     differs = integers(held[name]) != integers(OLD[name])
     if bool((differs & (integers(OLD[name]) == integers(NEW[name]))).any()):
-        with pytest.raises(WrongContent, match=f"1 of 6 tensors .* version 4: {name}"):
+        with pytest.raises(WrongContent, match=f"of 6 tensors .* version 4: {name}"):
             update.apply(held, 3)
         assert same(held, before)
     else:
@@ -342,7 +342,53 @@ def test_low_bits_over_other_high_bits_are_refused():
     changed = int(torch.nonzero(integers(OLD[name]) != integers(NEW[name]))[0])
     held = copy(OLD)
     integers(held[name])[changed] ^= 1 << 12
-    assert_refused(WrongContent, frames, held, match="1 of 6 tensors .*: embed")
+    assert_refused(WrongContent, frames, held, match="of 6 tensors .* version 4: embed")
+
+
+def test_a_pack_is_one_delta_of_many_tensors():
+    """Their content is proven together, so that all of a pack are named."""
+    (frame,) = frames_of(OLD, NEW, 3, 4, 1 << 20, pack=1 << 20)
+    update = Update.read([frame])
+    assert sorted(sorted(part.name for part in record.parts) for record in update.records) == [
+        ["bias", "empty", "norm"],
+        ["embed"],
+        ["experts.packed"],
+        ["scale"],
+    ]
+    held = copy(OLD)
+    unchanged = int(torch.nonzero(integers(OLD["norm"]) == integers(NEW["norm"]))[0])
+    held["norm"][unchanged] += 1
+    assert_refused(WrongContent, [frame], held, match="version 4: norm, bias, empty")
+
+
+@given(low_bits=st.booleans(), full=st.booleans(), seed=SEEDS)
+def test_changes_are_told_for_each_tensor_of_a_pack(low_bits, full, seed):
+    """What an engine with slices of the tensors does, here with whole ones."""
+    rng = np.random.default_rng(seed)
+    old = {f"w{i}": torch.from_numpy(rng.standard_normal(rng.integers(0, 400)).astype(np.float32)) for i in range(9)}
+    new = trained(old, seed, 0.3)
+    update = Update.read(frames_of(None if full else old, new, None if full else 3, 4, 1, low_bits, pack=1000))
+    held = copy(old)
+    for record in update.records:
+        for name, changes in record.changes():
+            flat = integers(held[name])
+            where = changes.positions
+            if where is None:
+                where = torch.arange(changes.start, changes.start + len(changes.values))
+            flat[where] = changes.over(flat[where])
+    assert same(held, new)
+
+
+def test_packs_are_bounded_and_of_one_dtype():
+    rng = np.random.default_rng(0)
+    dtypes = [torch.bfloat16, torch.float32]
+    named = [(f"w{i}", None, torch.zeros(int(rng.integers(0, 60)), dtype=dtypes[i % 2])) for i in range(100)]
+    packs = list(encode_all(named, pack_elements=50))
+    assert sorted(part.name for pack in packs for part in pack.parts) == sorted(name for name, _, _ in named)
+    for pack in packs:
+        assert len(pack.parts) == 1 or sum(part.shape[0] for part in pack.parts) <= 50
+        assert {named[int(part.name[1:])][2].dtype for part in pack.parts} == {getattr(torch, pack.delta.dtype)}
+    assert len(packs) < 80
 
 
 def test_content_can_be_taken_on_trust():

@@ -20,8 +20,8 @@ tensor, with the changes, has the trainer's fingerprint. A DeltaError leaves the
 whether to send again (BadFormat, Truncated, Corrupt, MixedUpdates), to push all (WrongBase, WrongContent) or to give up
 (WrongTensors). The targets may be views, such as the rows of q_proj in a fused qkv_proj, and of any strides.
 
-An engine that holds slices of the tensors (tensor parallelism) uses `decode(record.delta)` of the records after
-`Update.read`: flat positions in the whole tensor and the values there, of which it keeps those in its slice. The
+An engine that holds slices of the tensors (tensor parallelism) takes `Record.changes` of the records after
+`Update.read`: flat positions in each whole tensor and the values there, of which it keeps those in its slice. The
 fingerprint is a sum over elements, so such ranks can add up theirs.
 """
 
@@ -38,8 +38,9 @@ from rlrun.weight_sync.delta.errors import (
     WrongTensors,
 )
 from rlrun.weight_sync.delta.fingerprint import fingerprint
+from rlrun.weight_sync.delta.packs import Record, encode_all
 from rlrun.weight_sync.delta.snapshot import Snapshot
-from rlrun.weight_sync.delta.stream import Frame, Record, Update, write_update
+from rlrun.weight_sync.delta.stream import Frame, Update, write_update
 
 __all__ = [
     "BadFormat",
@@ -60,6 +61,7 @@ __all__ = [
     "apply",
     "decode",
     "encode",
+    "encode_all",
     "fingerprint",
     "write_update",
 ]

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlrun.weight_sync.delta.codec import DTYPES, dtype_name, encode
+from rlrun.weight_sync.delta.codec import DTYPES, dtype_name
 from rlrun.weight_sync.delta.errors import SenderError, listed
-from rlrun.weight_sync.delta.fingerprint import fingerprint
-from rlrun.weight_sync.delta.stream import Encoded, Frame, Update, write_update
+from rlrun.weight_sync.delta.packs import PACK, Encoded, OldAndNew, encode_all
+from rlrun.weight_sync.delta.stream import Frame, Update, write_update
 
 PART = "delta sender"
 Named = Iterable[tuple[str, Tensor]]
@@ -34,9 +34,9 @@ class Snapshot:
         snapshot.commit() if all_confirmed else snapshot.rollback()
     """
 
-    def __init__(self, device: str | torch.device = "cpu", low_bits: bool = False):
+    def __init__(self, device: str | torch.device = "cpu", low_bits: bool = False, pack_elements: int = PACK):
         self.version: int | None = None
-        self._low_bits = low_bits
+        self._low_bits, self._pack_elements = low_bits, pack_elements
         self._device = torch.device(device)
         self._pinned = self._device.type == "cpu" and torch.cuda.is_available()
         self._tensors: dict[str, Tensor] = {}
@@ -78,14 +78,16 @@ class Snapshot:
             raise SenderError(PART, "there is no base: take the weights that the engines hold first")
         if version == self.version:
             raise SenderError(PART, f"version {version} is what the engines hold; a new update needs a new version")
-        return self._stream(self._encoded(named_tensors), version, bucket_bytes)
+        encoded = encode_all(self._old_and_new(named_tensors), self._low_bits, self._pack_elements)
+        return self._stream(encoded, version, bucket_bytes)
 
     def full(self, bucket_bytes: int) -> Iterator[Frame]:
         """Frames of a full push of the remembered version, for an engine that came late or lost its way."""
         self._expect("idle", "full")
         if self.version is None:
             raise SenderError(PART, "there are no weights to push: take them first")
-        encoded = ((name, encode(None, tensor), fingerprint(tensor)) for name, tensor in self._tensors.items())
+        new_only: Iterator[OldAndNew] = ((name, None, tensor) for name, tensor in self._tensors.items())
+        encoded = encode_all(new_only, pack_elements=self._pack_elements)
         return write_update(encoded, None, self.version, bucket_bytes)
 
     def commit(self) -> None:
@@ -118,7 +120,7 @@ class Snapshot:
             raise
         self._state = "pending"
 
-    def _encoded(self, named_tensors: Named) -> Iterator[Encoded]:
+    def _old_and_new(self, named_tensors: Named) -> Iterator[OldAndNew]:
         missing = dict.fromkeys(self._tensors)
         for name, tensor in named_tensors:
             if name not in missing:
@@ -131,8 +133,7 @@ class Snapshot:
                     PART,
                     f"{name} was {dtype_name(old)} {list(old.shape)}, is {dtype_name(new)} {list(new.shape)}",
                 )
-            delta = encode(old.to(new.device, non_blocking=True), new, low_bits=self._low_bits)
-            yield name, delta, fingerprint(new)
+            yield name, old, new
         if missing:
             raise SenderError(PART, f"the trainer did not give {listed(list(missing))}")
 

@@ -4,11 +4,11 @@ A frame is a head (bytes) and a body (uint8 tensor, on any device), so that head
 broadcast, or both, end to end, into a file:
 
     head   magic 8 | crc32 4 | format 4 | length 8 | JSON, padded with spaces: a multiple of 64 bytes in all
-    body   the payloads of the frame's tensors, end to end
+    body   the payloads of the frame's packs of tensors, end to end
 
 The crc32 covers the head after itself. The JSON has the update's id, base and version, the frame's index, whether it is
-the last, the number of tensors so far, and for every tensor: name, dtype, shape, segments, the fingerprint of its
-payload and the fingerprint that the whole tensor will have. Either checksum notices every change of a single byte.
+the last, the number of tensors so far, and for every pack: names and shapes, dtype, segments, the fingerprint of its
+payload and the fingerprint that its tensors will have. Either checksum notices every change of a single byte.
 
 Every tensor of the model is listed, changed or not. Base None is a full push: all tensors dense, for any version held.
 """
@@ -19,6 +19,7 @@ import json
 import struct
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import prod
@@ -27,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlrun.weight_sync.delta.codec import Changes, Delta, Segment, apply, decode, dtype_name, integers
+from rlrun.weight_sync.delta.codec import Delta, Segment, decode, dtype_name
 from rlrun.weight_sync.delta.errors import (
     FULL_PUSH,
     BadFormat,
@@ -39,7 +40,8 @@ from rlrun.weight_sync.delta.errors import (
     WrongTensors,
     listed,
 )
-from rlrun.weight_sync.delta.fingerprint import fingerprint, shift
+from rlrun.weight_sync.delta.fingerprint import fingerprint
+from rlrun.weight_sync.delta.packs import Encoded, Part, Record
 
 MAGIC = b"rlrun\x00dw"
 FORMAT = 1
@@ -50,8 +52,6 @@ HEAD_ALIGN = 64
 SEND_AGAIN = "send the update again"
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | Tensor
-Encoded: TypeAlias = tuple[str, Delta, Tensor]
-"""Name, changes, and `fingerprint` of the whole new tensor."""
 
 
 @dataclass(frozen=True)
@@ -85,31 +85,22 @@ class Frame:
         return cls(flat[:end].cpu().numpy().tobytes(), flat[end:])
 
 
-@dataclass(frozen=True)
-class Record:
-    """One tensor of an update: its changes, and the fingerprint of the whole tensor after them."""
-
-    name: str
-    delta: Delta
-    fingerprint: int
-
-
 def write_update(
     encoded: Iterable[Encoded], base_version: int | None, version: int, bucket_bytes: int, update_id: str | None = None
 ) -> Iterator[Frame]:
-    """Frames whose bodies have at most `bucket_bytes`, or one tensor; at least one frame. Lazy: holds one body, and the
-    tensor that did not fit. Frames of updates with different ids are never taken for one."""
+    """Frames whose bodies have at most `bucket_bytes`, or one pack; at least one frame. Lazy: holds one body, and the
+    pack that did not fit. Frames of updates with different ids are never taken for one."""
     assert bucket_bytes > 0, bucket_bytes
     assert version != base_version, version
     common = {"update": update_id or uuid.uuid4().hex, "base": base_version, "version": version}
     bucket: list[Encoded] = []
     index = size = tensors = 0
     for item in encoded:
-        if bucket and size + item[1].nbytes > bucket_bytes:
+        if bucket and size + item.delta.nbytes > bucket_bytes:
             yield _frame(bucket, {**common, "index": index, "last": False, "tensors": tensors})
             bucket, size, index = [], 0, index + 1
         bucket.append(item)
-        size, tensors = size + item[1].nbytes, tensors + 1
+        size, tensors = size + item.delta.nbytes, tensors + len(item.parts)
     yield _frame(bucket, {**common, "index": index, "last": True, "tensors": tensors})
 
 
@@ -120,23 +111,24 @@ class Update:
     base_version: int | None
     version: int
     update_id: str
-    records: Mapping[str, Record]
+    records: tuple[Record, ...]
 
     @property
     def changed(self) -> int:
         """Elements, of all tensors."""
-        return sum(record.delta.changed for record in self.records.values())
+        return sum(record.delta.changed for record in self.records)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all payloads."""
-        return sum(record.delta.nbytes for record in self.records.values())
+        return sum(record.delta.nbytes for record in self.records)
 
     @classmethod
     def read(cls, frames: Iterable[Frame | Buffer]) -> Update:
         """Reads all frames of an update, in any order. Raises BadFormat, Truncated, Corrupt or MixedUpdates."""
         heads: dict[int, dict[str, Any]] = {}
-        records: dict[str, Record] = {}
+        records: list[Record] = []
+        names: set[str] = set()
         for frame in frames:
             if not isinstance(frame, Frame):
                 frame = Frame.split(frame)
@@ -148,13 +140,14 @@ class Update:
             if head["index"] in heads:
                 raise MixedUpdates(_where(head), "was given twice")
             heads[head["index"]] = head
-            for record in _read_records(head, frame.body):
-                if record.name in records:
-                    raise Corrupt(_where(head), f"has {record.name}, which another place has too")
-                records[record.name] = record
-        _check_complete(heads, len(records))
+            records += _read_records(head, frame.body)
+            for name in [part[0] for record in head["records"] for part in record[0]]:
+                if name in names:
+                    raise Corrupt(_where(head), f"has {name}, which another place has too")
+                names.add(name)
+        _check_complete(heads, len(names))
         head = heads[0]
-        return cls(head["base"], head["version"], head["update"], records)
+        return cls(head["base"], head["version"], head["update"], tuple(records))
 
     def fit(self, held_version: int | None) -> Literal["apply", "held", "full_push"]:
         """What an engine with this version should do: apply; nothing, as it has the result (to apply is harmless); or
@@ -167,8 +160,8 @@ class Update:
         """Everything that could be wrong with applying this update to `targets`, which are only read.
 
         Raises WrongBase; WrongTensors with all differences of names, shapes and dtypes; Corrupt when a payload
-        contradicts itself; and, unless `content` is False, WrongContent when a tensor would not become the trainer's,
-        bit for bit. That reads every tensor once. It passes for a tensor to which a part was already applied.
+        contradicts itself; and, unless `content` is False, WrongContent when tensors would not become the trainer's,
+        bit for bit. That reads every tensor once. It passes for tensors to which a part was already applied.
         """
         if self.fit(held_version) == "full_push":
             raise WrongBase(
@@ -179,66 +172,44 @@ class Update:
         problems = self._tensor_problems(targets)
         if problems:
             raise WrongTensors("weights", listed(problems, "; "), "the two sides do not run the same model")
-        expected = [record.fingerprint for record in self.records.values()]
-        found = [_result(record, targets[name], content) for name, record in self.records.items()]
-        if content:
-            results = _to_host(found)
-            wrong = [n for n, e, f in zip(self.records, expected, results, strict=True) if e != f]
-            if wrong:
-                raise WrongContent(
-                    "weights",
-                    f"{len(wrong)} of {len(self.records)} tensors held as version {held_version} would not become "
-                    f"version {self.version}: {listed(wrong)}",
-                    FULL_PUSH,
-                )
+        results = []
+        for record in self.records:
+            try:
+                if content:
+                    results.append(record.result(targets))
+                else:
+                    deque(decode(record.delta), maxlen=0)
+            except ValueError as e:
+                raise Corrupt(f"tensor {record.name}", str(e), SEND_AGAIN) from e
+        pairs = zip(self.records, _to_host(results), strict=True) if content else ()
+        wrong = [part.name for record, found in pairs if found != record.fingerprint for part in record.parts]
+        if wrong:
+            raise WrongContent(
+                "weights",
+                f"of {len(targets)} tensors held as version {held_version} these, or some of them, would not become "
+                f"version {self.version}: {listed(wrong)}",
+                FULL_PUSH,
+            )
 
     def apply(self, targets: Mapping[str, Tensor], held_version: int | None, content: bool = True) -> int:
         """`check`, then writes into `targets`, in place. Returns the version that they now are. When the check raises,
         nothing was written; when the device fails while writing, apply the same update again."""
         self.check(targets, held_version, content)
-        for name, record in self.records.items():
-            apply(targets[name], record.delta)
+        for record in self.records:
+            record.write(targets)
         return self.version
 
     def _tensor_problems(self, targets: Mapping[str, Tensor]) -> list[str]:
-        problems = [f"{name} is not in the update" for name in targets if name not in self.records]
-        for name, record in self.records.items():
+        sent = {part.name: (record.delta.dtype, part.shape) for record in self.records for part in record.parts}
+        problems = [f"{name} is not in the update" for name in targets if name not in sent]
+        for name, (dtype, shape) in sent.items():
             if name not in targets:
                 problems.append(f"{name} is not held")
                 continue
-            sent = (record.delta.dtype, list(record.delta.shape))
-            held = (dtype_name(targets[name]), list(targets[name].shape))
-            if sent != held:
-                problems.append(f"{name} is {sent[0]} {sent[1]} in the update, {held[0]} {held[1]} here")
+            held = (dtype_name(targets[name]), tuple(targets[name].shape))
+            if (dtype, shape) != held:
+                problems.append(f"{name} is {dtype} {list(shape)} in the update, {held[0]} {list(held[1])} here")
         return problems
-
-
-def _result(record: Record, target: Tensor, content: bool) -> Tensor:
-    """int64 scalar: the fingerprint that `target` would have after the changes. Without `content` only decodes."""
-    delta = record.delta
-    flat = integers(target)
-    # What is written over as a whole need not be read.
-    all_dense = all(segment.position_bytes is None for segment in delta.segments)
-    total = torch.zeros((), dtype=torch.int64, device=target.device)
-    if content and not all_dense:
-        total = fingerprint(target)
-    try:
-        for changes in decode(delta, target.device):
-            if content:
-                total = total + _gain(changes, flat, all_dense)
-    except ValueError as e:
-        raise Corrupt(f"tensor {record.name}", str(e), SEND_AGAIN) from e
-    return total
-
-
-def _gain(changes: Changes, flat: Tensor, all_dense: bool) -> Tensor:
-    start, positions, values, _ = changes
-    if positions is not None:
-        old = flat.gather(0, positions)
-        return shift(positions, changes.over(old), old)
-    word = start * values.element_size() // 4
-    gained = fingerprint(values, word)
-    return gained if all_dense else gained - fingerprint(flat[start : start + values.numel()], word)
 
 
 def _to_host(scalars: Sequence[Tensor]) -> list[int]:
@@ -252,24 +223,17 @@ def _to_host(scalars: Sequence[Tensor]) -> list[int]:
 
 
 def _frame(bucket: Sequence[Encoded], fields: dict[str, Any]) -> Frame:
-    checksums = _to_host([fingerprint(delta.payload) for _, delta, _ in bucket])
-    results = _to_host([result for _, _, result in bucket])
+    checksums = _to_host([fingerprint(item.delta.payload) for item in bucket])
+    results = _to_host([item.result for item in bucket])
     records = [
-        [
-            name,
-            delta.dtype,
-            delta.shape,
-            [astuple(segment) for segment in delta.segments],
-            checksum,
-            result,
-        ]
-        for (name, delta, _), checksum, result in zip(bucket, checksums, results, strict=True)
+        [item.parts, item.delta.dtype, [astuple(segment) for segment in item.delta.segments], checksum, result]
+        for item, checksum, result in zip(bucket, checksums, results, strict=True)
     ]
     text = json.dumps({**fields, "records": records}, separators=(",", ":")).encode()
     text += b" " * (-(PREFIX.size + len(text)) % HEAD_ALIGN)
     covered = PREFIX.pack(MAGIC, 0, FORMAT, len(text))[CRC_END:] + text
     head = MAGIC + struct.pack("<I", zlib.crc32(covered)) + covered
-    payloads = [delta.payload for _, delta, _ in bucket]
+    payloads = [item.delta.payload for item in bucket]
     return Frame(head, torch.cat(payloads) if payloads else torch.empty(0, dtype=torch.uint8))
 
 
@@ -303,16 +267,19 @@ def _read_head(head: bytes) -> dict[str, Any]:
 
 
 def _read_records(head: dict[str, Any], body: Tensor) -> list[Record]:
-    """The frame's tensors, with payloads that are views of `body`. Raises BadFormat, Truncated or Corrupt."""
+    """The frame's packs, with payloads that are views of `body`. Raises BadFormat, Truncated or Corrupt."""
     records, checksums, at = [], [], 0
     try:
-        for name, dtype, shape, segments, checksum, result in head["records"]:
-            meta = Delta(dtype, tuple(shape), tuple(map(Segment.from_list, segments)), body[:0])
-            size = meta.nbytes
-            if sum(segment.elements for segment in meta.segments) != prod(shape):
-                raise ValueError(f"segments of {name} do not add up to {list(shape)}")
-            payload = body[at : at + size]
-            records.append(Record(name, Delta(dtype, meta.shape, meta.segments, payload), result))
+        for part_list, dtype, segment_list, checksum, result in head["records"]:
+            parts = tuple(Part(name, tuple(shape)) for name, shape in part_list)
+            segments = tuple(map(Segment.from_list, segment_list))
+            elements = sum(prod(part.shape) for part in parts)
+            shape = parts[0].shape if len(parts) == 1 else (elements,)
+            size = Delta(dtype, shape, segments, body).nbytes
+            record = Record(parts, Delta(dtype, shape, segments, body[at : at + size]), result)
+            if sum(segment.elements for segment in segments) != elements:
+                raise ValueError(f"the segments of {record.name} do not add up to its {elements} elements")
+            records.append(record)
             checksums.append(checksum)
             at += size
     except (KeyError, TypeError, ValueError) as e:
