@@ -97,19 +97,18 @@ def encode_all(
     """Packs of what turns old tensors into new ones, or of whole new ones where there is no old one. Lazy: holds one
     pack for each dtype. An old tensor may be on another device than the new one, to which it is then copied."""
     open_packs: dict[tuple, list[OldAndNew]] = {}
+    sizes: dict[tuple, int] = {}
     for item in tensors:
         _, old, new = item
         key = (new.dtype, new.device, old is None)
-        pack = open_packs.get(key, [])
-        if pack and _elements(pack) + new.numel() > pack_elements:
-            yield _encode_pack(pack, low_bits, segment_elements)
-            pack = []
+        if key in open_packs and sizes[key] + new.numel() > pack_elements:
+            yield _encode_pack(open_packs.pop(key), low_bits, segment_elements)
+        pack = open_packs.setdefault(key, [])
         pack.append(item)
-        if _elements(pack) >= pack_elements:
-            yield _encode_pack(pack, low_bits, segment_elements)
-            pack = []
-        open_packs[key] = pack
-    for pack in filter(None, open_packs.values()):
+        sizes[key] = new.numel() + (sizes[key] if len(pack) > 1 else 0)
+        if sizes[key] >= pack_elements:
+            yield _encode_pack(open_packs.pop(key), low_bits, segment_elements)
+    for pack in open_packs.values():
         yield _encode_pack(pack, low_bits, segment_elements)
 
 
@@ -128,10 +127,6 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return integers(tensors[0])
     return torch.cat([integers(tensor).to(tensors[0].device) for tensor in tensors])
-
-
-def _elements(pack: Sequence[OldAndNew]) -> int:
-    return sum(new.numel() for _, _, new in pack)
 
 
 def _within(changes: Changes, first: int, end: int) -> Changes:
