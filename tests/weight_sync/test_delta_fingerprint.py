@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rlrun.weight_sync.delta.fingerprint as module
 from rlrun.weight_sync.delta.codec import integers
 from rlrun.weight_sync.delta.fingerprint import ROW, fingerprint, shift
 
@@ -96,6 +97,14 @@ def test_it_counts_in_row_major_order_whatever_the_strides():
     assert fingerprint(tensor) != fingerprint(tensor.T)
     odd = torch.arange(41, dtype=torch.uint8)[1:]
     assert fingerprint(odd) == fingerprint(odd.clone())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_rows_are_summed_alike_on_cpu_and_gpu(rows, monkeypatch):
+    monkeypatch.setattr(module, "CUDA_ROWS", 2)
+    words = torch.from_numpy(np.random.default_rng(3).integers(-(2**31), 2**31, (rows, ROW)).astype(np.int32))
+    table = module._tables(words.device)[0]
+    assert torch.equal(module._many_row_sums(words, table), module._row_sums(words, table))
 
 
 @pytest.mark.gpu

@@ -80,8 +80,7 @@ def _in_word(values: Tensor, lane: Tensor, size: int) -> Tensor:
 def _row_sums(rows: Tensor, table: Tensor) -> Tensor:
     """int32 [n, ROW] -> int64 [n], each row's sum of products with the table."""
     if rows.is_cuda:
-        parts = [(part * table).sum(1) for part in rows.split(CUDA_ROWS)]
-        return torch.cat(parts) if parts else table.new_empty(0)
+        return _many_row_sums(rows, table)
     words, multipliers = rows.numpy(), table.numpy()
     sums = np.empty(len(words), np.int64)
     for i, row in enumerate(words):  # one row stays in the cache
@@ -89,16 +88,22 @@ def _row_sums(rows: Tensor, table: Tensor) -> Tensor:
     return torch.from_numpy(sums)
 
 
+def _many_row_sums(rows: Tensor, table: Tensor) -> Tensor:
+    """The same in few large operations."""
+    parts = [(part * table).sum(1) for part in rows.split(CUDA_ROWS)]
+    return torch.cat(parts) if parts else table.new_empty(0)
+
+
 def _word_sum(words: Tensor, first: int, tables: Tensor) -> Tensor:
     return (words * _multipliers(tables, torch.arange(first, first + len(words), device=words.device))).sum()
 
 
 def _multipliers(tables: Tensor, index: Tensor) -> Tensor:
-    return tables[0, index & (ROW - 1)] * _row_multipliers(tables, index >> ROW_BITS)
+    return tables[0].gather(0, index & (ROW - 1)) * _row_multipliers(tables, index >> ROW_BITS)
 
 
 def _row_multipliers(tables: Tensor, row: Tensor) -> Tensor:
-    return tables[1, row & (ROW - 1)] * tables[2, row >> ROW_BITS]
+    return tables[1].gather(0, row & (ROW - 1)) * tables[2].gather(0, row >> ROW_BITS)
 
 
 @functools.cache
