@@ -37,7 +37,6 @@ from rlrun.weight_sync.delta.errors import (
     WrongContent,
     WrongTensors,
 )
-from rlrun.weight_sync.delta.fingerprint import fingerprint
 from rlrun.weight_sync.delta.packs import Record, encode_all
 from rlrun.weight_sync.delta.snapshot import Snapshot
 from rlrun.weight_sync.delta.stream import Frame, Update, write_update
@@ -62,6 +61,5 @@ __all__ = [
     "decode",
     "encode",
     "encode_all",
-    "fingerprint",
     "write_update",
 ]

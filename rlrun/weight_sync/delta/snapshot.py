@@ -27,7 +27,8 @@ class Snapshot:
 
     `device` is where the copy lives. On the CPU beside a GPU it is pinned, and each tensor crosses the bus once an
     update to be compared; on the GPU it costs the weights' memory a second time. `nbytes` is the copy, `pending_bytes`
-    the update not yet confirmed; the working memory beside them is one tensor and one bucket.
+    the update not yet confirmed; the working memory beside them is a pack (`packs`) of each dtype and a bucket. With
+    `low_bits` values are shortened where that helps (`values`), from 16 bits to 2 for steps of one unit in bf16.
 
         for frame in snapshot.update(weights, version, bucket_bytes):
             send(frame)
