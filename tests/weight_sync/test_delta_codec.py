@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_positions_are_where_numpy_finds_differences(n, density, size, seed):
     assert np.array_equal(changed_positions(old, new).numpy(), expected)
     found = [c.positions for c in decode(encode(old, new, 64)) if c.positions is not None]
     assert set(torch.cat(found).tolist() if found else []) <= set(expected.tolist())
+
+
+@pytest.mark.parametrize("n", [1001, 1002, 1003, 1007])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+def test_changes_behind_the_last_whole_word_are_found(n, dtype):
+    old = torch.zeros(n, dtype=dtype)
+    for at in {0, 500, *range(n - 8, n)}:
+        for value in (1, -1):
+            new = old.clone()
+            new[at] = value
+            assert changed_positions(old, new).tolist() == [at]
 
 
 def test_a_sign_of_zero_and_the_payload_of_a_nan_are_changes():
@@ -255,6 +267,33 @@ def test_low_bits_over_a_part_that_is_done_already(seed, done, density):
     assert same_bits(mixed, new)
 
 
+@given(n=st.integers(1, 3000), size=st.sampled_from([1, 2, 4, 8]), share=st.sampled_from([0.01, 0.1]), seed=SEEDS)
+def test_exceptions_among_small_steps_come_back(n, size, share, seed):
+    rng = np.random.default_rng(seed)
+    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    old = random_bits([n], dtype, rng)
+    steps = torch.from_numpy(rng.choice([-2, -1, 1, 2], n)).to(dtype)
+    new = torch.where(torch.from_numpy(rng.random(n) < share), random_bits([n], dtype, rng), old + steps)
+    target = old.clone()
+    for _ in range(2):
+        apply(target, encode(old, new, low_bits=True))
+        assert torch.equal(target, new)
+
+
+@pytest.mark.parametrize(("step", "bits"), [(1, 2), (-1, 1), (-2, 2), (2, 3), (3, 3), (-4, 3), (4, 4)])
+def test_as_many_bits_as_the_step_needs(step, bits):
+    old = torch.arange(0, 4000, dtype=torch.int16)
+    new = old.clone()
+    new[::5] += step
+    (segment,) = encode(old, new, low_bits=True).segments
+    assert (segment.low.bits, segment.low.exceptions) == (bits, 0)
+    new[5] += 4 * step  # one of 800
+    (segment,) = encode(old, new, low_bits=True).segments
+    assert (segment.low.bits, segment.low.exceptions) == (bits, 1)
+    apply(old, encode(old, new, low_bits=True))
+    assert torch.equal(old, new)
+
+
 def test_large_changes_are_exceptions_or_whole():
     old, new = stepped(4096, 0.2, 5)
     new[::64] = -new[::64]  # the sign is the highest bit
@@ -374,6 +413,17 @@ def test_segments_that_do_not_add_up_are_refused(segments, message):
     delta = sparse_delta()
     with pytest.raises(ValueError, match=message):
         list(decode(Delta(delta.dtype, delta.shape, segments, delta.payload)))
+
+
+def test_a_position_behind_the_end_is_refused():
+    old = torch.zeros(4000, dtype=torch.bfloat16)
+    new = old.clone()
+    new[[10, 3999]] = 1
+    delta = encode(old, new)
+    (segment,) = delta.segments
+    shorter = Delta(delta.dtype, (3999,), (dataclasses.replace(segment, elements=3999),), delta.payload)
+    with pytest.raises(ValueError, match="a position beyond 3999 elements"):
+        list(decode(shorter))
 
 
 @given(seed=SEEDS, changes=st.integers(1, 40))

@@ -47,7 +47,7 @@ def test_it_is_the_sum_that_it_says(count, first_word, seed):
 
 
 def test_parts_add_up_to_the_whole():
-    data = torch.from_numpy(np.random.default_rng(0).integers(-9, 9, 3 * ROW + 100).astype(np.int16))
+    data = torch.from_numpy(np.random.default_rng(0).integers(-9, 9, 8 * ROW + 100).astype(np.int16))
     cut = 2 * ROW - 22
     assert fingerprint(data) == fingerprint(data[:cut]) + fingerprint(data[cut:], cut // 2)
 

@@ -289,6 +289,13 @@ def test_a_head_that_contradicts_itself_is_refused(change, kind, message):
     assert_refused(kind, [forged(frame, change)], copy(OLD), match=message)
 
 
+def test_frames_behind_the_last_are_refused():
+    frames = frames_of(OLD, NEW, 3, 4, 1)
+    assert len(frames) > 2
+    early = forged(frames[1], lambda head: {**head, "last": True})
+    assert_refused(MixedUpdates, [frames[0], early, *frames[2:]], copy(OLD), match="says that it is the last")
+
+
 def test_other_bytes_and_other_formats_are_told_apart():
     (frame,) = frames_of(OLD, NEW, 3, 4, 1 << 20)
     assert_refused(BadFormat, [b"\x93NUMPY" + bytes(100)], copy(OLD), match="no frame of a weight update")
