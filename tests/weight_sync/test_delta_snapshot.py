@@ -119,6 +119,17 @@ def test_the_snapshot_is_a_copy_and_accounts_for_its_bytes(snapshot):
     assert same(engine.weights, weights(1))
 
 
+def test_a_trainer_that_trains_in_place_does_not_change_what_was_taken():
+    trainer, snapshot, engine = weights(0), Snapshot(), Engine()
+    snapshot.take(trainer.items(), 0)
+    for version in (1, 2):
+        for name, tensor in weights(version).items():
+            trainer[name].copy_(tensor)
+        engine.receive(snapshot.update(trainer.items(), version, 1000))
+        snapshot.commit()
+        assert same(engine.weights, weights(version))
+
+
 def test_tensors_are_drawn_as_frames_are(snapshot):
     drawn = []
 

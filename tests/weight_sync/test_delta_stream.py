@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -114,6 +115,18 @@ def test_engine_and_trainer_are_equal_bit_for_bit_in_any_order_any_number_of_tim
         assert version == 4
         assert same(held, new)
     assert update.changed == sum(int((integers(old[n]) != integers(new[n])).sum()) for n in old)
+
+
+def test_a_writable_buffer_is_used_in_place_and_another_copied():
+    (frame,) = frames_of(OLD, NEW, 3, 4, 1 << 20)
+    data = bytearray(frame.to_bytes())
+    in_place = Frame.split(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of tensors over memory that must not be written
+        copied = Frame.split(bytes(data))
+    data[-1] ^= 1
+    assert not torch.equal(in_place.body, frame.body)
+    assert torch.equal(copied.body, frame.body)
 
 
 def test_names_may_come_in_any_order():

@@ -20,6 +20,9 @@ tensor, with the changes, has the trainer's fingerprint. A DeltaError leaves the
 whether to send again (BadFormat, Truncated, Corrupt, MixedUpdates), to push all (WrongBase, WrongContent) or to give up
 (WrongTensors). The targets may be views, such as the rows of q_proj in a fused qkv_proj, and of any strides.
 
+Values are absolute: to apply an update twice, or again after a part of it, changes nothing. They are whole, or with
+`Snapshot(low_bits=True)` cut to their lowest bits, which is half the bytes or less when weights move by single units.
+
 An engine that holds slices of the tensors (tensor parallelism) takes `Record.changes` of the records after
 `Update.read`: flat positions in each whole tensor and the values there, of which it keeps those in its slice. The
 fingerprint is a sum over elements, so such ranks can add up theirs.

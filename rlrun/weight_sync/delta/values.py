@@ -47,7 +47,7 @@ class LowBits:
 def encode_low(old: Tensor, new: Tensor) -> tuple[LowBits, list[Tensor]] | None:
     """Integers [n >= 1] before and after, all of them different. None when whole values are no longer."""
     n, size = len(new), new.element_size()
-    # How far from zero on its own side: step in [-2^(L-1), 2^(L-1)) if and only if it is below 2^(L-1).
+    # L bits reach a step from -2^(L-1) to 2^(L-1) - 1, that is, one whose extent is below 2^(L-1).
     step = new.to(torch.int64) - old.to(torch.int64)
     extent = step ^ (step >> 63)
     bits = _best_bits(extent, 8 * size)
