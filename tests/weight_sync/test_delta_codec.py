@@ -426,6 +426,32 @@ def test_a_position_behind_the_end_is_refused():
         list(decode(shorter))
 
 
+def test_codes_that_contradict_themselves_are_refused():
+    n = 300
+    gaps = torch.ones(n, dtype=torch.int64)
+    gaps[7] = 10**6  # escapes
+    code, unary_bits = encode_gaps(gaps)
+    extra = torch.zeros(4, dtype=torch.uint8)
+    wide, negative = code.clone(), code.clone()
+    wide[0] = 40
+    negative[-1] |= 0x80
+    for bad, bits, message in (
+        (code[:1], unary_bits, "cannot hold 300 positions"),
+        (code, n - 1, "cannot hold 300 positions"),
+        (wide, unary_bits, "width of 40 bits"),
+        (code[:-1], unary_bits, "and whole escapes"),
+        (torch.cat([code, extra[:1]]), unary_bits, "and whole escapes"),
+        (code[:20], unary_bits, "and whole escapes"),
+        (code[:-4], unary_bits, "1 gaps escape, 0 are there"),
+        (torch.cat([code, extra]), unary_bits, "1 gaps escape, 2 are there"),
+        (code, unary_bits + (1 if unary_bits % 8 else -1), "not at its last bit"),
+        (negative, unary_bits, "negative"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decode_gaps(bad, n, bits)
+    assert torch.equal(decode_gaps(code, n, unary_bits), gaps)
+
+
 @given(seed=SEEDS, changes=st.integers(1, 40))
 def test_any_bytes_decode_to_positions_inside_or_are_refused(seed, changes):
     delta = sparse_delta()
