@@ -252,6 +252,9 @@ def _steps(s: _Scaled) -> None:
     total = steps * (s.now("algo.prompts_per_rollout") // (s.now("algo.groups_per_step") or 10**9) or 1)
     s.cap("algo.lr_warmup_steps", total // 2)
     s.cap("checkpoint.interval", INTERVAL)
+    s.cap("checkpoint.hf_interval", INTERVAL)
+    if s.now("checkpoint.keep_every") is not None:
+        s.put("checkpoint.keep_every", s.now("checkpoint.interval") or INTERVAL)
     if s.config.eval.interval is not None:
         s.cap("eval.interval", INTERVAL)
         s.cap("eval.samples_per_prompt", MOST_SAMPLES)

@@ -2,7 +2,8 @@
 
 Always: an allowance for each process, and, with the optimizer on the host, its float32 weights and moments (12 bytes a
 parameter that a rank has the state of) and the pinned copy of the gradients it steps with (4). While engines generate:
-what an offloaded trainer has parked. While a checkpoint is saved: what is gathered and written.
+what an offloaded trainer has parked, and the copy of a checkpoint that is still being written. While a checkpoint is
+saved: what is gathered and written.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def host_memory(m: Layout) -> HostMemory:
     moments: dict[str, Terms] = {"save": always | {"checkpoint": _staging(m, ranks)}}
     if m.colocated and m.trainer_offload:
         moments["rollout"] = always | {"parked trainer": _parked(m, ranks, owned, models)}
+        if m.async_save:
+            moments["rollout"]["checkpoint copy"] = _copied(m, ranks)
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     terms = moments[moment]
     node = None if m.host_gib is None else int(m.host_gib * GIB)
@@ -53,3 +56,15 @@ def _staging(m: Layout, ranks: int) -> int:
     buffers = [(plain * plain_ranks, experts * expert_ranks) for plain, experts in m.parameters()]
     gathered = 8 if m.distributed_optimizer else 0
     return max((12 + m.weight_bytes) * sum(stage) + gathered * max(stage) for stage in buffers)
+
+
+def _copied(m: Layout, ranks: int) -> int:
+    """What is written beside the training: weights, main weights and moments of the first data-parallel replica. What
+    comes from a GPU lies in pinned memory, whose blocks torch rounds up to powers of two: up to twice the bytes. The
+    distributed optimizer's state comes from the host, where it was gathered."""
+    pinned, plain = (m.weight_bytes, 12) if m.distributed_optimizer else (m.weight_bytes + 12, 0)
+    models = [m.parameters(), *([m.parameters(scalar_head=True)] if m.critic else [])]
+    written = sum(
+        max(p * min(ranks, m.tp * m.pp) + e * min(ranks, m.etp * m.ep * m.pp) for p, e in model) for model in models
+    )
+    return (2 * pinned + plain) * written

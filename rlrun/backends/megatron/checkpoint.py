@@ -12,7 +12,6 @@ import hashlib
 import pickle
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,15 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 from rlrun.backends.megatron import writer
 from rlrun.backends.megatron.mapping import global_parameters, unwrap
-from rlrun.errors import RunFailed
 from rlrun.plan.types import TrainPlan
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -42,20 +40,26 @@ FROM_PLAN = ("betas", "eps", "max_lr", "min_lr")
 """Settings of a parameter group that the plan decides, not the checkpoint. (The schedule sets lr and weight_decay.)"""
 
 
-def save(
+def request(
     directory: str,
     model: torch.nn.Module,
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
     train: TrainPlan,
-) -> None:
-    """Writes into an existing, empty folder. Collective."""
+    copy: bool,
+) -> AsyncRequest:
+    """All that is needed to write the state into an existing, empty folder, for `writer.Writing`. Collective.
+
+    `copy`: the files will hold the state of now, whenever they are written; without it they have to be written before
+    the state changes.
+    """
     state = _model_and_optimizer(model, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     state["layout"] = _layout(train)
     state["rng"] = _rng_object()
-    with _failing_as_run_failed(f"saving the checkpoint to {directory}"), writer.in_process():
-        dist_checkpointing.save(state, directory)
+    tensors = list(writer.tensors(state))  # before Megatron takes the state apart
+    with writer.failing_as_run_failed(directory), writer.in_process():
+        return writer.on_host(dist_checkpointing.save(state, directory, async_sharded_save=True), tensors if copy else [])
 
 
 def load(
@@ -65,10 +69,10 @@ def load(
     scheduler: OptimizerParamScheduler,
     train: TrainPlan,
 ) -> None:
-    """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
+    """The inverse of `request`. Generator states are restored only into the layout that saved them. Collective."""
     from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
     state = _model_and_optimizer(model, optimizer, is_loading=True)
-    with _failing_as_run_failed(f"reading the checkpoint in {directory}"):
+    with writer.failing_as_run_failed(directory, reading=True):
         same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
         if same_layout:
             state["rng"] = _rng_object()
@@ -81,18 +85,6 @@ def load(
     scheduler.load_state_dict(state["scheduler"])
     if same_layout:
         set_rng_state(state["rng"])
-
-
-@contextmanager
-def _failing_as_run_failed(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, CheckpointException) as error:  # torch's CheckpointException is no Exception
-        failures = getattr(error, "failures", None) or {}
-        causes = "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in sorted(failures.items())) or str(error)
-        raise RunFailed(
-            "trainer", f"{what} failed: {causes}", "check the folder and the free space on its disk"
-        ) from error
 
 
 def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:

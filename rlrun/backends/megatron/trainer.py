@@ -25,6 +25,7 @@ from rlrun.backends.megatron import (
     mapping,
     microbatch,
     step,
+    writer,
 )
 from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimizer, build_scheduler, wrap_ddp
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
@@ -58,6 +59,7 @@ class MegatronTrainer:
         self.info: RankInfo  # from `start` on
         self.model_dir = ""
         self._sender: Any = None
+        self._writing: writer.Writing | None = None
 
     @_in_megatron
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
@@ -178,14 +180,35 @@ class MegatronTrainer:
 
     @_in_megatron
     def save(self, directory: str) -> None:
-        checkpoint.save(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        writing = self._prepare_save(directory, copy=False)
+        writing.run()
+        writing.finish()
+
+    @_in_megatron
+    def begin_save(self, directory: str) -> None:
+        assert self._writing is None, "finish_save comes before another begin_save"
+        self._writing = self._prepare_save(directory, copy=True)
+        self._writing.start()
+
+    def save_done(self) -> bool:
+        return self._writing is None or self._writing.done
+
+    @_in_megatron
+    def finish_save(self) -> float:
+        assert self._writing is not None, "begin_save comes before finish_save"
+        writing, self._writing = self._writing, None
+        return writing.finish()
+
+    def _prepare_save(self, directory: str, copy: bool) -> writer.Writing:
+        train = self.plan.train
+        requests = [checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy)]
         if self.critic is not None:
-            inner = os.path.join(directory, CRITIC)
+            inner, own = os.path.join(directory, CRITIC), self.critic
             if self.info.rank == 0:
                 os.makedirs(inner)
             dist.barrier()
-            checkpoint.save(inner, self.critic.model, self.critic.optimizer, self.critic.scheduler, self.plan.train)
-        dist.barrier()
+            requests.append(checkpoint.request(inner, own.model, own.optimizer, own.scheduler, train, copy))
+        return writer.Writing(directory, requests)
 
     @_in_megatron
     def load(self, directory: str) -> None:
