@@ -203,7 +203,7 @@ class FakeTrainer:
             self._value_steps = state["value_steps"]
 
     def export_hf(self, directory: str) -> None:
-        os.makedirs(directory)
+        os.makedirs(directory, exist_ok=True)
         self.save(directory)
 
     def digest(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ A checkpoint appears under its name only when it is complete (`rlrun.runtime.she
 previous one as the latest. `files.json` has the size of every file, so that one that was cut later is found before
 anything starts.
 
-Policies in Hugging Face format, written while a run trains, are on a shelf of their own: <run_dir>/hf_steps/step_000010.
+Policies in Hugging Face format, written while a run trains, are on a shelf of their own: hf_steps/step_000010.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class CheckpointStore:
         found = _sizes(path)
         try:
             with open(os.path.join(path, FILES), encoding="utf-8") as f:
-                saved = {name: int(size) for name, size in json.load(f).items()}
+                saved: dict[str, int | None] = {name: int(size) for name, size in json.load(f).items()}
         except FileNotFoundError:  # of a version that wrote none
             saved = {STATE: found.get(STATE)}
         except (ValueError, TypeError, AttributeError):

@@ -90,9 +90,7 @@ class TrainerGroup:
 
     def save_done(self) -> bool:
         """Whether every rank has written its files of the checkpoint that was begun."""
-        return all(
-            self._call("asking about a checkpoint", self._timeouts.save_s, lambda a, _: a.save_done.remote())
-        )
+        return all(self._call("asking about a checkpoint", self._timeouts.save_s, lambda a, _: a.save_done.remote()))
 
     def finish_save(self) -> float:
         """Seconds that the slowest rank wrote."""

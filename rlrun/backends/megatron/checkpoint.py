@@ -2,7 +2,7 @@
 
 A checkpoint holds the model, the optimizer (in a form that any parallel layout can read), the schedule's position and
 each rank's generator states. Three faults of megatron-core 0.16.1, on any device, are worked around here: two with
-torch's AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `space_buckets`.
+torch's AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `optimizer_state.space_buckets`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from rlrun.backends.megatron import writer
+from rlrun.backends.megatron import optimizer_state, writer
 from rlrun.backends.megatron.mapping import global_parameters, unwrap
 from rlrun.plan.types import TrainPlan
 
@@ -57,9 +57,13 @@ def request(
     state["scheduler"] = scheduler.state_dict()
     state["layout"] = _layout(train)
     state["rng"] = _rng_object()
-    tensors = list(writer.tensors(state))  # before Megatron takes the state apart
+    fresh = set()
+    if all(isinstance(inner, DistributedOptimizer) for inner in _inner(optimizer)):
+        fresh = optimizer_state.cut(state["optimizer"])
+    tensors = [t for t in writer.tensors(state) if writer.place(t) not in fresh]  # before Megatron takes it apart
     with writer.failing_as_run_failed(directory), writer.in_process():
-        return writer.on_host(dist_checkpointing.save(state, directory, async_sharded_save=True), tensors if copy else [])
+        made = dist_checkpointing.save(state, directory, async_sharded_save=True)
+        return writer.on_host(made, tensors if copy else [])
 
 
 def load(
@@ -92,7 +96,7 @@ def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, i
     for inner in _inner(optimizer):
         fill_state(inner)
         if isinstance(inner, DistributedOptimizer):
-            inner.get_parameter_state_dp_zero = functools.partial(space_buckets, inner)
+            inner.get_parameter_state_dp_zero = functools.partial(optimizer_state.joined, inner)
             if inner.data_parallel_group_gloo is not None:  # it was built to gather on the host
                 metadata |= ON_HOST
     sharded = unwrap(model).sharded_state_dict(metadata=metadata)
@@ -120,29 +124,6 @@ def fill_state(optimizer: MegatronOptimizer) -> None:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-
-
-def space_buckets(optimizer: DistributedOptimizer, **kwargs: Any) -> dict[Any, Any] | None:
-    """DistributedOptimizer.get_parameter_state_dp_zero, with the padding between buckets put back.
-
-    The stock method joins the buckets of a buffer without the padding at their ends, and its caller,
-    `sharded_param_state_fully_reshardable`, cuts parameters out of the result at positions that count it: everything
-    behind a padded bucket is saved shifted. A tied embedding under pipeline parallelism has a bucket of its own.
-    """
-    state = DistributedOptimizer.get_parameter_state_dp_zero(optimizer, **kwargs)
-    if state is None:
-        return None
-    for index, buffer in enumerate(optimizer.buffers):
-        for tensors in state[index].values():
-            for key, joined in tensors.items():
-                if isinstance(joined, Tensor):
-                    tensors[key] = spaced = joined.new_zeros(buffer.numel)
-                    start = 0
-                    for bucket in buffer.buckets:
-                        length = bucket.numel_unpadded
-                        spaced[bucket.offset : bucket.offset + length] = joined[start : start + length]
-                        start += length
-    return state
 
 
 @torch.no_grad()

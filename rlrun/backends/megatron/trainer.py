@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimi
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import ModelSpec, RunPlan
+
+if TYPE_CHECKING:
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 
 CRITIC = "critic"
 """Folder of the critic inside of a checkpoint."""
@@ -180,14 +183,18 @@ class MegatronTrainer:
 
     @_in_megatron
     def save(self, directory: str) -> None:
-        writing = self._prepare_save(directory, copy=False)
-        writing.run()
-        writing.finish()
+        for folder, request in self._requests(
+            directory, copy=False
+        ):  # the critic is gathered when the policy is written
+            writing = writer.Writing(folder, [request])
+            writing.run()
+            writing.finish()
 
     @_in_megatron
     def begin_save(self, directory: str) -> None:
         assert self._writing is None, "finish_save comes before another begin_save"
-        self._writing = self._prepare_save(directory, copy=True)
+        requests = [request for _, request in self._requests(directory, copy=True)]
+        self._writing = writer.Writing(directory, requests)
         self._writing.start()
 
     def save_done(self) -> bool:
@@ -199,16 +206,16 @@ class MegatronTrainer:
         writing, self._writing = self._writing, None
         return writing.finish()
 
-    def _prepare_save(self, directory: str, copy: bool) -> writer.Writing:
+    def _requests(self, directory: str, copy: bool) -> Iterator[tuple[str, AsyncRequest]]:
+        """The policy's and the critic's part of a checkpoint, each with its folder, made when it is asked for."""
         train = self.plan.train
-        requests = [checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy)]
+        yield directory, checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy)
         if self.critic is not None:
             inner, own = os.path.join(directory, CRITIC), self.critic
             if self.info.rank == 0:
                 os.makedirs(inner)
             dist.barrier()
-            requests.append(checkpoint.request(inner, own.model, own.optimizer, own.scheduler, train, copy))
-        return writer.Writing(directory, requests)
+            yield inner, checkpoint.request(inner, own.model, own.optimizer, own.scheduler, train, copy)
 
     @_in_megatron
     def load(self, directory: str) -> None:

@@ -116,17 +116,22 @@ def on_host(request: AsyncRequest, live: Sequence[Tensor]) -> AsyncRequest:
     if request.preload_fn is None:
         return request
     buckets = request.preload_fn()  # from a GPU, through pinned memory; what is on the host stays where it is
-    places = {tensor.untyped_storage().data_ptr() for tensor in live}
+    places = {place(tensor) for tensor in live}
 
     def own(tensor: Tensor) -> Tensor:
         # Views were copied by Megatron, so that no file holds all of their storage; they are not copied again.
-        return tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor
+        return tensor.clone() if place(tensor) in places else tensor
 
     buckets = [
         (file, key, (data, [(item, own(tensor)) for item, tensor in tensors])) for file, key, (data, tensors) in buckets
     ]
     rank, _, results = request.async_fn_args
     return request._replace(async_fn_args=(rank, buckets, results), preload_fn=None)
+
+
+def place(tensor: Tensor) -> int:
+    """The same for all tensors that share memory."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def tensors(state: Any) -> Iterator[Tensor]:

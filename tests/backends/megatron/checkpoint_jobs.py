@@ -1,4 +1,4 @@
-"""What the tests of saving run on every rank: saves beside training, saves that fail, and runs that die while saving."""
+"""What the tests of saving run on every rank: saves beside training, saves that fail, runs that die while saving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSys
 from megatron_jobs import share, started
 
 from rlrun.backends.base import Rendezvous
-from rlrun.backends.megatron import cpu
+from rlrun.backends.megatron import cpu, optimizer_state
 from rlrun.backends.megatron.trainer import MegatronTrainer
 from rlrun.data.types import TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
@@ -77,6 +77,19 @@ def save_at_once_and_beside(
             "seconds": seconds,
             "at_end": trainer.digest(),
         }
+
+
+def save_in_pieces(
+    rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str, batch: TrainBatch, piece: int
+) -> None:
+    """The state after one step, with so many numbers gathered at once where they are gathered on the host."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        train(trainer, batch)
+        usual, optimizer_state.PIECE = optimizer_state.PIECE, piece
+        try:
+            trainer.save(directory)
+        finally:
+            optimizer_state.PIECE = usual
 
 
 def train(trainer: MegatronTrainer, batch: TrainBatch) -> None:

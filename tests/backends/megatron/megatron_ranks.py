@@ -1,6 +1,6 @@
 """Trainer ranks as plain processes. Importing Megatron costs seconds, so the processes stay and run one job after
-another; a job is a function of `megatron_jobs`, `critic_jobs` or `checkpoint_jobs`, called with a Rendezvous first. A job
-that fails ends its processes."""
+another; a job is a function of `megatron_jobs`, `critic_jobs` or `checkpoint_jobs`, called with a Rendezvous first. A
+job that fails ends its processes."""
 
 from __future__ import annotations
 

@@ -63,6 +63,17 @@ def test_what_is_written_beside_training_is_the_state_at_the_save(ranks, checkpo
         assert [r["at_end"] for r in loaded] == [r["at_end"] for r in results], "the save disturbed the training"
 
 
+@pytest.mark.parametrize("layout", [DP2, {"pp": 2}], ids=str)
+def test_joined_on_the_host_in_pieces_the_state_is_what_it_is_on_the_gpu(ranks, checkpoints, batches, tmp_path, layout):
+    """The pieces do not divide the shards; a tied embedding under pp has a padded bucket of its own."""
+    for gather in ("gpu", "host"):
+        plan = make_plan(**layout, gather=gather)
+        ranks.run(2, "save_in_pieces", plan, checkpoints["tied"], folder(tmp_path / gather), batches[0], 1001)
+    gpu, host = ({k: v for k, v in contents(tmp_path / g).items() if k.endswith("distcp")} for g in ("gpu", "host"))
+    assert len(gpu) >= 2
+    assert gpu == host
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_rank_that_cannot_write_is_named_on_every_rank(ranks, checkpoints, tmp_path, beside):
     directory = folder(tmp_path / "step")
