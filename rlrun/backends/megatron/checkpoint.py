@@ -40,6 +40,19 @@ FROM_PLAN = ("betas", "eps", "max_lr", "min_lr")
 """Settings of a parameter group that the plan decides, not the checkpoint. (The schedule sets lr and weight_decay.)"""
 
 
+def save(
+    directory: str,
+    model: torch.nn.Module,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    train: TrainPlan,
+) -> None:
+    """Writes into an existing, empty folder. Collective."""
+    writing = writer.Writing(directory, [request(directory, model, optimizer, scheduler, train, copy=False)])
+    writing.run()
+    writing.finish()
+
+
 def request(
     directory: str,
     model: torch.nn.Module,
@@ -73,7 +86,7 @@ def load(
     scheduler: OptimizerParamScheduler,
     train: TrainPlan,
 ) -> None:
-    """The inverse of `request`. Generator states are restored only into the layout that saved them. Collective."""
+    """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
     from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
     state = _model_and_optimizer(model, optimizer, is_loading=True)
     with writer.failing_as_run_failed(directory, reading=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +31,6 @@ from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimi
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import ModelSpec, RunPlan
-
-if TYPE_CHECKING:
-    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 
 CRITIC = "critic"
 """Folder of the critic inside of a checkpoint."""
@@ -183,17 +180,19 @@ class MegatronTrainer:
 
     @_in_megatron
     def save(self, directory: str) -> None:
-        for folder, request in self._requests(
-            directory, copy=False
-        ):  # the critic is gathered when the policy is written
-            writing = writer.Writing(folder, [request])
-            writing.run()
-            writing.finish()
+        checkpoint.save(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        if self.critic is not None:  # gathered when nothing of the policy is left in memory
+            inner, own = self._critic_folder(directory), self.critic
+            checkpoint.save(inner, own.model, own.optimizer, own.scheduler, self.plan.train)
 
     @_in_megatron
     def begin_save(self, directory: str) -> None:
         assert self._writing is None, "finish_save comes before another begin_save"
-        requests = [request for _, request in self._requests(directory, copy=True)]
+        train = self.plan.train
+        requests = [checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy=True)]
+        if self.critic is not None:
+            inner, own = self._critic_folder(directory), self.critic
+            requests.append(checkpoint.request(inner, own.model, own.optimizer, own.scheduler, train, copy=True))
         self._writing = writer.Writing(directory, requests)
         self._writing.start()
 
@@ -206,16 +205,13 @@ class MegatronTrainer:
         writing, self._writing = self._writing, None
         return writing.finish()
 
-    def _requests(self, directory: str, copy: bool) -> Iterator[tuple[str, AsyncRequest]]:
-        """The policy's and the critic's part of a checkpoint, each with its folder, made when it is asked for."""
-        train = self.plan.train
-        yield directory, checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy)
-        if self.critic is not None:
-            inner, own = os.path.join(directory, CRITIC), self.critic
-            if self.info.rank == 0:
-                os.makedirs(inner)
-            dist.barrier()
-            yield inner, checkpoint.request(inner, own.model, own.optimizer, own.scheduler, train, copy)
+    def _critic_folder(self, directory: str) -> str:
+        """Made for what is saved there."""
+        inner = os.path.join(directory, CRITIC)
+        if self.info.rank == 0:
+            os.makedirs(inner)
+        dist.barrier()
+        return inner
 
     @_in_megatron
     def load(self, directory: str) -> None:
