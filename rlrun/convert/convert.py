@@ -22,7 +22,7 @@ from rlrun.convert.request import Request, refuse_memory, spec_of
 from rlrun.convert.sources import RECORD, SIDE, WEIGHTS, resolve
 from rlrun.data.folders import whole
 from rlrun.errors import RunFailed
-from rlrun.families import weights_of
+from rlrun.families import FAMILIES, weights_of
 from rlrun.families.parts import EMBEDDING
 from rlrun.plan.types import ModelSpec
 from rlrun.plan.weight_files import has_weights
@@ -99,7 +99,20 @@ def megatron_to_hf(request: Request) -> list[str]:
             fill_from=str(filler),
             before_it_appears=compare if request.verify else None,
         )
-    return [_said(spec, dtype), *told]
+    return [_said(spec, dtype), *_beside(filler, spec), *told]
+
+
+def _beside(filler: Path, spec: ModelSpec) -> list[str]:
+    """Where the tensors that are not trained came from; and when there were none, that a release may have some."""
+    if not FAMILIES[spec.family].untrained:
+        return []
+    if has_weights(filler):
+        with HfWeights(str(filler), spec) as weights:
+            count = len(weights.found.untrained)
+        if count:
+            return [f"{count} tensors that are not trained are from {shown(str(filler))}"]
+    kinds = "a vision tower or layers for multi-token prediction"
+    return [f"trained tensors alone: if the release has {kinds}, add --fill-missing-from DIR"]
 
 
 def hf_to_hf(request: Request) -> list[str]:

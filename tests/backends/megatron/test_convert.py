@@ -235,6 +235,27 @@ def test_a_run_of_any_layout_is_converted_and_its_conversion_loads_into_it(ranks
     assert [n for n, x in held.items() if not np.array_equal(loaded[n], x)] == []
 
 
+def test_what_is_not_trained_can_come_from_another_folder(fixtures, converted, tmp_path):
+    """The weights of a Megatron checkpoint alone, and a folder with nothing but config.json."""
+    reference = fixtures["qwen3_5_moe"]
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(Path(reference.checkpoint) / "config.json", bare)
+    words = ["convert", "megatron-to-hf", str(converted["qwen3_5_moe"][0] / "megatron" / "megatron")]
+    told = commands(
+        [*words, str(tmp_path / "alone"), "--origin", str(bare)],
+        [*words, str(tmp_path / "full"), "--origin", str(bare), "--fill-missing-from", reference.checkpoint],
+        [*words, str(tmp_path / "lost")],
+    )
+    assert [code for code, _, _ in told] == [0, 0, 2], told
+    assert "add --fill-missing-from DIR" in told[0][1]
+    assert "62 tensors that are not trained are from" in told[1][1]
+    assert "[origin-not-found]" in told[2][2]
+    trained = {n: x for n, x in reference.weights.items() if "visual" not in n and not n.startswith("mtp.")}
+    same(read(tmp_path / "alone"), trained)
+    same(read(tmp_path / "full"), reference.weights)
+
+
 def test_a_vocabulary_that_tensor_parallelism_has_padded_is_cut_again(ranks, checkpoints, tmp_path):
     from megatron_plans import make_plan
 
