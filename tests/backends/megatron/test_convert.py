@@ -235,6 +235,26 @@ def test_a_run_of_any_layout_is_converted_and_its_conversion_loads_into_it(ranks
     assert [n for n, x in held.items() if not np.array_equal(loaded[n], x)] == []
 
 
+def test_types_that_change_are_told_or_have_to_be_chosen(fixtures, tmp_path):
+    """A router in float32 among bfloat16, and float16."""
+    reference = fixtures["glm4_moe"]
+    router = [n for n in reference.weights if n.endswith("mlp.gate.weight") and "layers.3" not in n]
+    mixed = {n: x if n in router or "correction_bias" in n else x.bfloat16() for n, x in reference.weights.items()}
+    half = {n: x.half() for n, x in reference.weights.items()}
+    source = save_sharded(mixed, tmp_path / "mixed", reference.fixture.config)
+    save_sharded(half, tmp_path / "half", reference.fixture.config)
+    told = commands(
+        ["convert", "hf-to-megatron", str(source), str(tmp_path / "a")],
+        ["convert", "hf-to-hf", str(tmp_path / "half"), str(tmp_path / "b")],
+        ["convert", "hf-to-hf", str(tmp_path / "half"), str(tmp_path / "b"), "dtype=float32"],
+    )
+    assert [code for code, _, _ in told] == [0, 2, 0], told
+    assert "2 tensors are stored in float32 and become bfloat16: model.layers.1.mlp.gate.weight" in told[0][1]
+    assert "[weights-other-type]" in told[1][2]
+    exact = read(tmp_path / "b")
+    assert all(torch.equal(exact[n], x.float()) for n, x in half.items() if "layers.3" not in n)
+
+
 def test_what_is_not_trained_can_come_from_another_folder(fixtures, converted, tmp_path):
     """The weights of a Megatron checkpoint alone, and a folder with nothing but config.json."""
     reference = fixtures["qwen3_5_moe"]
