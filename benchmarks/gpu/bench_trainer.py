@@ -92,7 +92,7 @@ def plan_of(case: Case) -> RunPlan:
     common += [
         f"trainer.max_tokens_per_gpu={case.tokens}",
         f"trainer.recompute={case.recompute}",
-        "timeouts.rollout_s=1e5",
+        "timeouts.generate_s=1e5",
     ]
     if case.model.startswith("tiny"):
         return load_plan(["+experiment=quickstart", f"model={case.model}", *common])

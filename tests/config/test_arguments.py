@@ -10,6 +10,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rlrun.plan.families import FAMILIES
 
 from rlrun.config.arguments import check
 from rlrun.config.arguments.check import check_argument, check_sglang_arguments, matches, offered, owner, refusal, usual
@@ -55,6 +56,14 @@ def test_no_pattern_is_idle(engine):
     assert [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in names)] == []
     assert set(settings.ALWAYS) <= set(names)
     assert not set(settings.ALWAYS) & set(settings.OWNED)
+
+
+def test_what_a_family_needs_on_cpu_are_arguments_of_sglang_that_a_run_cannot_set():
+    settings = check.ENGINES["sglang"]
+    assert set(settings.FAMILY_ON_CPU) <= set(FAMILIES)
+    for arguments in settings.FAMILY_ON_CPU.values():
+        assert set(arguments) <= set(table("sglang").arguments)
+        assert {code("sglang", name, None) for name in arguments} == {"owned-argument"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

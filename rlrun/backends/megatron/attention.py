@@ -8,6 +8,7 @@ kernel for ragged rows, which torch has built in; anything else is computed piec
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ CPU_ROWS = 512
 
 WIDEST_HEAD = 256
 """Of torch's flash kernels."""
+
+ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""torch 2.11's kernel for ragged rows takes fewer key heads as they come; later releases want to be told."""
 
 
 class CausalAttention(MegatronModule):
@@ -174,7 +178,7 @@ def _ragged(query: Tensor, key: Tensor, value: Tensor, parts: Pieces, scale: flo
         max(parts.keys),
         scale=scale,
         window_size=(-1, 0),  # causal, counted from the ends of queries and keys
-        enable_gqa=query.shape[2] != key.shape[2],
+        **({"enable_gqa": True} if ASKS_FOR_GROUPS and query.shape[2] != key.shape[2] else {}),
     )
     return output[:, None]
 

@@ -55,8 +55,9 @@ def as_text_model(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str,
 
 def add_gated_experts(hidden: Tensor, gate_weight: Tensor, shared: Tensor, out: Tensor) -> None:
     """out [n, h] += sigmoid(hidden @ gate_weight) * shared, in float32: Qwen3.5's gate of the shared experts. Replaces
-    `fused_gate_sigmoid_mul_add`. A sum, not a matrix product, whose rounding depends on the number of rows."""
-    gate = (hidden.float() * gate_weight.float()).sum(dim=-1, keepdim=True).sigmoid()
+    `fused_gate_sigmoid_mul_add`. A sum, not a matrix product, and a sigmoid in float64: their rounding would depend on
+    the number of rows."""
+    gate = (hidden.float() * gate_weight.float()).sum(dim=-1, keepdim=True).double().sigmoid().float()
     out.copy_(out.float() + gate * shared.float())
 
 

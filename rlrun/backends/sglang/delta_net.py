@@ -75,11 +75,15 @@ def fused_qk_gemma_rmsnorm_with_gate_cpu(
 
 
 def fused_gdn_gating_cpu(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Decay g (a logarithm) and rate beta of every token and value head: [1, n, heads], float32."""
+    """Decay g (a logarithm) and rate beta of every token and value head: [1, n, heads], float32.
+
+    By way of float64: the last bit of torch's float32 functions depends on a number's place in its tensor, and with it
+    on the batch.
+    """
     import torch.nn.functional as F
 
-    g = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float())
-    return g.unsqueeze(0), b.float().sigmoid().unsqueeze(0)
+    g = -A_log.double().exp() * F.softplus(a.double() + dt_bias.double())
+    return g.float().unsqueeze(0), b.double().sigmoid().float().unsqueeze(0)
 
 
 def causal_conv1d_fn_cpu(
@@ -202,8 +206,8 @@ def layernorm_fn(
 
 def _step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """One token of n sequences: state [n, heads, V, K], q and k [n, heads, K], v [n, heads, V], g and beta [n, heads].
-    Sums, not matrix products, whose rounding depends on how many sequences there are."""
-    state = state * g.exp()[..., None, None]
+    Sums, not matrix products, whose rounding depends on how many sequences there are, as that of a float32 exp does."""
+    state = state * g.double().exp().float()[..., None, None]
     error = (v.float() - (state * k.unsqueeze(-2)).sum(dim=-1)) * beta.unsqueeze(-1)
     state = state + error.unsqueeze(-1) * k.unsqueeze(-2)
     return state, (state * q.unsqueeze(-2)).sum(dim=-1) * q.shape[-1] ** -0.5

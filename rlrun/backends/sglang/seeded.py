@@ -74,8 +74,8 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
     """Makes a row of a CPU matrix product independent of the other rows and of their number, in this process.
 
-    Replaces SGLang's function of the same name, which knows accelerators only; `enable_bmm` is part of its signature
-    and changes nothing: attention runs one request at a time.
+    Replaces SGLang's function of the same name, which knows accelerators only. `enable_bmm`: batched products as well,
+    with which latent attention takes the tokens of all requests through its heads.
     """
     import torch
 
@@ -86,6 +86,9 @@ def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             _library.impl("mm", matmul_in_blocks, "CPU")
             _library.impl("addmm", _addmm_in_blocks, "CPU")
+            if enable_bmm:
+                _library.impl("bmm", bmm_in_blocks, "CPU")
+                _library.impl("bmm.out", _bmm_in_blocks_out, "CPU")
 
 
 def matmul_in_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -101,6 +104,25 @@ def matmul_in_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # The out= variant is an operator of its own, so this does not come back here.
         torch.mm(a[start : start + ROWS], b, out=out[start : start + ROWS])
     return out[:n]
+
+
+def bmm_in_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a [p, n, k] @ b [p, k, m], likewise `ROWS` of the n rows at a time."""
+    import torch
+
+    count, n, _ = a.shape
+    padded = -(-n // ROWS) * ROWS
+    if padded != n:
+        a = torch.cat([a, a.new_zeros(count, padded - n, a.shape[2])], dim=1)
+    out = a.new_empty(padded // ROWS, count, ROWS, b.shape[2])
+    for block, start in enumerate(range(0, padded, ROWS)):
+        # With beta 0 this is a bmm under another name, which does not come back here.
+        torch.baddbmm(out[block], a[:, start : start + ROWS], b, beta=0, out=out[block])
+    return out.transpose(0, 1).reshape(count, padded, b.shape[2])[:, :n]
+
+
+def _bmm_in_blocks_out(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return out.copy_(bmm_in_blocks(a, b))
 
 
 def _addmm_in_blocks(

@@ -38,7 +38,7 @@ def family(
         vocab = plan.model.spec.vocab_size
 
         def collect(micro_batch: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
-            logits = _logits(trainer.model, micro_batch, hidden, vocab)
+            logits = step.whole(_logits(trainer.model, micro_batch, hidden, vocab), micro_batch)
             return logits.sum(), step.no_tokens(logits), logits
 
         trainer.model.eval()

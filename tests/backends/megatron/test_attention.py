@@ -124,7 +124,7 @@ def test_the_kernel_for_ragged_rows_is_asked_for_the_same(monkeypatch, cp):
 
     calls = []
 
-    def played(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    def played(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
         calls.append((cu_q.dtype, int(cu_q.diff().max()) == max_q, int(cu_k.diff().max()) == max_k, window_size))
         assert enable_gqa == (query.shape[1] != key.shape[1])
         outputs = []

@@ -13,7 +13,7 @@ from rlrun.config.arguments.check import check_argument, offered
 from rlrun.config.arguments.table import Argument, table
 from rlrun.config.origin import Origins
 from rlrun.errors import RunFailed
-from rlrun.plan.types import ModelSpec, RouterPlan
+from rlrun.plan.types import LinearAttentionSpec, ModelSpec, RouterPlan
 
 TINY = ModelSpec("qwen3", 64, 2, 4, 2, 16, 128, 32, 1e-6, 1e4, 512, False, 0)
 
@@ -58,6 +58,15 @@ def test_glm5_is_served_by_another_class_on_cpu_alone(make_plan):
     assert json.loads(on_cpu["json-model-override-args"]) == {"architectures": ["Glm4MoeLiteForCausalLM"]}
     assert "json-model-override-args" not in options(command_of(make_plan()))
     assert "json-model-override-args" not in options(command_of(make_plan(spec=spec, device="cuda")))
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_a_delta_net_remembers_in_the_models_dtype(make_plan, device, dtype):
+    spec = dataclasses.replace(TINY, family="qwen3_5", linear_attention=LinearAttentionSpec(2, 4, 32, 32, 4, 4))
+    plan = make_plan(spec=spec, device=device)
+    assert server_env(plan.engines[0], plan, {})["SGLANG_MAMBA_CONV_DTYPE"] == dtype
+    plain = make_plan(device=device)
+    assert "SGLANG_MAMBA_CONV_DTYPE" not in server_env(plain.engines[0], plain, {})
 
 
 def test_cuda_graphs_follow_the_plan(make_plan):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlrun.backends.sglang.cpu import apply_rms_norms, sums_of_squares
+from rlrun.backends.sglang.cpu import add_gated_experts, apply_rms_norms, as_text_model, sums_of_squares
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -24,3 +24,16 @@ def test_two_norms_over_all_heads_are_torchs_however_many_ranks_share_them(ranks
         expected = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), w.float(), eps=1e-6).to(dtype)
         assert whole.dtype == dtype
         torch.testing.assert_close(whole, expected)
+
+
+def test_shared_experts_are_added_behind_their_gate():
+    torch.manual_seed(0)
+    hidden, shared, out = (torch.randn(5, 8) for _ in range(3))
+    weight = torch.randn(8)
+    expected = out + torch.sigmoid(hidden @ weight).unsqueeze(1) * shared
+    add_gated_experts(hidden, weight, shared, out)
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_model_is_text_whatever_the_command_line_says():
+    assert as_text_model(1, path="m", enable_multimodal=None) == ((1,), {"path": "m", "enable_multimodal": False})

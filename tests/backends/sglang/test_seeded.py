@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rlrun.backends.sglang.seeded import _addmm_in_blocks, matmul_in_blocks, sample_with_seed, uniforms
+from rlrun.backends.sglang.seeded import _addmm_in_blocks, bmm_in_blocks, matmul_in_blocks, sample_with_seed, uniforms
 
 SIGNIFICANCE = 1e-4  # seeds are fixed: a test passes or fails for ever
 
@@ -80,6 +80,19 @@ def test_a_row_of_a_product_does_not_depend_on_the_batch(k, m):
     for n in (1, 2, 5, 31, 32, 33, 64, 100):
         assert torch.equal(matmul_in_blocks(a[:n], b), whole[:n]), n
         assert torch.equal(matmul_in_blocks(a[-n:], b), whole[-n:]), n
+
+
+@pytest.mark.parametrize(("heads", "k", "m"), [(4, 32, 64), (1, 64, 32)])
+def test_a_row_of_a_batched_product_does_not_depend_on_the_batch(heads, k, m):
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(200, heads, k, generator=generator).transpose(0, 1)  # as latent attention has it
+    b = torch.randn(heads, k, m, generator=generator)
+    whole = bmm_in_blocks(a, b)
+    torch.testing.assert_close(whole, torch.einsum("pnk,pkm->pnm", a, b), atol=1e-4, rtol=1e-5)
+    for n in (1, 2, 5, 31, 32, 33, 64, 100):
+        assert torch.equal(bmm_in_blocks(a[:, :n], b), whole[:, :n]), n
+        assert torch.equal(bmm_in_blocks(a[:, -n:], b), whole[:, -n:]), n
+    assert bmm_in_blocks(a[:, :0], b).shape == (heads, 0, m)
 
 
 def test_the_product_with_a_bias_agrees_with_torch():
