@@ -21,11 +21,12 @@ from rlrun.convert import megatron, verify
 from rlrun.convert.request import Request, refuse_memory, spec_of
 from rlrun.convert.sources import RECORD, SIDE, WEIGHTS, resolve
 from rlrun.data.folders import whole
-from rlrun.errors import RunFailed
-from rlrun.families import weights_of
+from rlrun.errors import Problem, RlrunError, RunFailed
+from rlrun.families import FAMILIES, weights_of
 from rlrun.families.parts import EMBEDDING
 from rlrun.plan.types import ModelSpec
 from rlrun.plan.weight_files import has_weights
+from rlrun.plan.weight_names import some
 from rlrun.runtime.progress import duration, shown
 
 HINT = "config.json and the weights are of different models, or the files are not whole"
@@ -64,7 +65,7 @@ def hf_to_megatron(request: Request) -> list[str]:
                 megatron.load(model, folder / WEIGHTS)
                 told = verify.same_tensors(export_weights(model, spec), weights)
                 told += verify.same_logits(model, spec, request.source)
-    return [_said(spec, dtype), *told]
+        return [_said(spec, dtype), *_narrowed(weights, dtype, request), *told]
 
 
 def megatron_to_hf(request: Request) -> list[str]:
@@ -99,7 +100,20 @@ def megatron_to_hf(request: Request) -> list[str]:
             fill_from=str(filler),
             before_it_appears=compare if request.verify else None,
         )
-    return [_said(spec, dtype), *told]
+    return [_said(spec, dtype), *_beside(filler, spec), *told]
+
+
+def _beside(filler: Path, spec: ModelSpec) -> list[str]:
+    """Where the tensors that are not trained came from; and when there were none, that a release may have some."""
+    if not FAMILIES[spec.family].untrained:
+        return []
+    if has_weights(filler):
+        with HfWeights(str(filler), spec) as weights:
+            count = len(weights.found.untrained)
+        if count:
+            return [f"{count} tensors that are not trained are from {shown(str(filler))}"]
+    kinds = "a vision tower or layers for multi-token prediction"
+    return [f"trained tensors alone: if the release has {kinds}, add --fill-missing-from DIR"]
 
 
 def hf_to_hf(request: Request) -> list[str]:
@@ -123,7 +137,7 @@ def hf_to_hf(request: Request) -> list[str]:
             str(request.target),
             before_it_appears=compare if request.verify else None,
         )
-    return [_said(spec, dtype), *told]
+        return [_said(spec, dtype), *_narrowed(weights, dtype, request), *told]
 
 
 def _named(weights: HfWeights, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
@@ -137,8 +151,20 @@ def _dtype(weights: HfWeights, request: Request) -> torch.dtype:
     if request.dtype is not None:
         return getattr(torch, request.dtype)
     name = next(name for w in weights_of(weights.spec) if w.name == EMBEDDING for name in w.hf)
-    found = TYPES[weights.stored[weights.found.sources[name].name].dtype]
-    return found if found in (torch.float32, torch.bfloat16) else torch.bfloat16
+    found = weights.stored[weights.found.sources[name].name].dtype
+    if found not in ("BF16", "F32"):
+        summary = f"the weights in {request.source} are {found}, which a model is not trained in here"
+        raise RlrunError(Problem("weights-other-type", summary, hint="add dtype=bfloat16, or dtype=float32"))
+    return TYPES[found]
+
+
+def _narrowed(weights: HfWeights, dtype: torch.dtype, request: Request) -> list[str]:
+    """Which tensors are stored in a wider type than the model has."""
+    if request.dtype is not None or dtype == torch.float32:
+        return []
+    kept = {name for w in weights_of(weights.spec) if w.float32 for name in w.hf}
+    wide = [n for n, s in weights.found.sources.items() if n not in kept and weights.stored[s.name].dtype == "F32"]
+    return [f"{len(wide)} tensors are stored in float32 and become {_name(dtype)}: {some(wide)}"] if wide else []
 
 
 def _write_side(weights: HfWeights, source: Path, folder: Path, dtype: torch.dtype) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rlrun.errors import RlrunError
-from rlrun.families import FAMILIES
+from rlrun.families import FAMILIES, hf_config
 from rlrun.plan.build import load_plan
 from rlrun.plan.limits import limits
 from rlrun.plan.render import render_plan
@@ -20,6 +22,17 @@ def test_every_family_runs(family, monkeypatch):
     plan = load_plan(["+experiment=quickstart", f"model=tiny_{family}"])
     assert plan.model.spec.family == family
     check_machine(plan)
+
+
+def test_an_fp8_checkpoint_is_for_the_trainer_alone(tmp_path):
+    """Engines would load FP8 and be sent weights of another type."""
+    spec = load_plan(["+experiment=quickstart"]).model.spec
+    config = hf_config(spec) | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ["model.init=pretrained", "model.alphabet=null", f"model.path={tmp_path}"]
+    codes = [limit.code for limit in limits(load_plan(["+experiment=quickstart", *model]))]
+    assert codes == ["weights-not-here", "fp8-not-runnable"]
+    assert [limit.code for limit in limits(load_plan(["+experiment=quickstart_sft", *model]))] == ["weights-not-here"]
 
 
 NODES = ["+experiment=qwen3_grpo", "placement.num_nodes=8", "placement.trainer.gpus=64", "placement.rollout.gpus=64"]

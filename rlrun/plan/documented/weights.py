@@ -24,6 +24,10 @@ CODES: dict[str, str] = {
         "scale for each block of a matrix, NAME_scale_inv, as in the releases of MiniMax-M2: it is dequantised on "
         "reading. Integers, and FP8 with one scale for a whole matrix, are not."
     ),
+    "weights-other-type": (
+        "The checkpoint to be converted is in a type other than bfloat16 and float32, e.g. float16, so the type of the "
+        "result has to be chosen: dtype=bfloat16 rounds, dtype=float32 is exact and twice as large."
+    ),
     "fp8-not-runnable": (
         "The trainer dequantises an FP8 checkpoint when it reads it, but the engines would load it as FP8 and be sent "
         "weights of another type. `rlrun convert hf-to-hf SOURCE TARGET` writes it in bfloat16 once."

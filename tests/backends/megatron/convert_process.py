@@ -59,6 +59,11 @@ def sabotaged(how: str | None) -> Iterator[None]:
         logits = verify.megatron_logits
         with mock.patch.object(verify, "megatron_logits", lambda *a: [x + 0.5 for x in logits(*a)]):
             yield
+    elif how == "reference":
+        from rlrun.convert import verify
+
+        with mock.patch.object(verify, "reference_logits", side_effect=RuntimeError("no kernel\nhere")):
+            yield
     elif how == "disk":  # no file may be larger than this
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))

@@ -235,6 +235,47 @@ def test_a_run_of_any_layout_is_converted_and_its_conversion_loads_into_it(ranks
     assert [n for n, x in held.items() if not np.array_equal(loaded[n], x)] == []
 
 
+def test_types_that_change_are_told_or_have_to_be_chosen(fixtures, tmp_path):
+    """A router in float32 among bfloat16, and float16."""
+    reference = fixtures["glm4_moe"]
+    router = [n for n in reference.weights if n.endswith("mlp.gate.weight") and "layers.3" not in n]
+    mixed = {n: x if n in router or "correction_bias" in n else x.bfloat16() for n, x in reference.weights.items()}
+    half = {n: x.half() for n, x in reference.weights.items()}
+    source = save_sharded(mixed, tmp_path / "mixed", reference.fixture.config)
+    save_sharded(half, tmp_path / "half", reference.fixture.config)
+    told = commands(
+        ["convert", "hf-to-megatron", str(source), str(tmp_path / "a")],
+        ["convert", "hf-to-hf", str(tmp_path / "half"), str(tmp_path / "b")],
+        ["convert", "hf-to-hf", str(tmp_path / "half"), str(tmp_path / "b"), "dtype=float32"],
+    )
+    assert [code for code, _, _ in told] == [0, 2, 0], told
+    assert "2 tensors are stored in float32 and become bfloat16: model.layers.1.mlp.gate.weight" in told[0][1]
+    assert "[weights-other-type]" in told[1][2]
+    exact = read(tmp_path / "b")
+    assert all(torch.equal(exact[n], x.float()) for n, x in half.items() if "layers.3" not in n)
+
+
+def test_what_is_not_trained_can_come_from_another_folder(fixtures, converted, tmp_path):
+    """The weights of a Megatron checkpoint alone, and a folder with nothing but config.json."""
+    reference = fixtures["qwen3_5_moe"]
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(Path(reference.checkpoint) / "config.json", bare)
+    words = ["convert", "megatron-to-hf", str(converted["qwen3_5_moe"][0] / "megatron" / "megatron")]
+    told = commands(
+        [*words, str(tmp_path / "alone"), "--origin", str(bare)],
+        [*words, str(tmp_path / "full"), "--origin", str(bare), "--fill-missing-from", reference.checkpoint],
+        [*words, str(tmp_path / "lost")],
+    )
+    assert [code for code, _, _ in told] == [0, 0, 2], told
+    assert "add --fill-missing-from DIR" in told[0][1]
+    assert "62 tensors that are not trained are from" in told[1][1]
+    assert "[origin-not-found]" in told[2][2]
+    trained = {n: x for n, x in reference.weights.items() if "visual" not in n and not n.startswith("mtp.")}
+    same(read(tmp_path / "alone"), trained)
+    same(read(tmp_path / "full"), reference.weights)
+
+
 def test_a_vocabulary_that_tensor_parallelism_has_padded_is_cut_again(ranks, checkpoints, tmp_path):
     from megatron_plans import make_plan
 
@@ -322,6 +363,13 @@ def test_what_goes_wrong_while_writing_or_verifying_leaves_nothing(fixtures, con
         assert word in err
         assert "Traceback" not in err
     assert os.listdir(tmp_path) == []
+
+
+def test_a_reference_that_fails_is_no_failure_of_the_conversion(converted, tmp_path):
+    there = str(converted["qwen3"][0] / "megatron")
+    [(code, out, _)] = commands((["convert", "megatron-to-hf", there, str(tmp_path / "t"), "--verify"], "reference"))
+    assert code == 0
+    assert "logits not compared: transformers cannot compute it (RuntimeError: no kernel)" in out
 
 
 def test_a_conversion_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(fixtures, tmp_path):

@@ -129,3 +129,71 @@ def test_a_large_export_is_cut_into_shards_with_an_index_that_loads(checkpoints,
     copy = load(str(target))
     for name, parameter in load(checkpoints["untied"]).named_parameters():
         assert torch.equal(copy.get_parameter(name), parameter)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_shards_are_no_larger_than_they_may_be_unless_one_tensor_is(tmp_path, packed):
+    """Experts come one by one, whatever holds them; tensors that are not trained fill the last shards."""
+    from safetensors.torch import load_file, save_file
+
+    from rlrun.backends.megatron.hf_writer import Style, write_hf
+    from rlrun.families import hf_shapes
+    from rlrun.plan.build import load_plan
+
+    spec = load_plan(["+experiment=quickstart", "model=tiny_qwen3_5_moe"]).model.spec
+    named = {name: torch.randn(shape).bfloat16() for name, shape in hf_shapes(spec).items()}
+    kept = {name: named[name].float() for name in named if name.endswith(("A_log", "dt_bias"))}
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    extra = {f"model.visual.{i}.weight": torch.randn(50, 10) for i in range(10)}
+    save_file(extra, source / "model.safetensors")
+    limit = 100_000
+    style = Style(packed, "model.language_model.")
+    write_hf(iter((named | kept).items()), spec, torch.bfloat16, str(source), str(target), limit, style)
+    files = {file.name: load_file(file) for file in sorted(target.glob("*.safetensors"))}
+    sizes = {name: [x.nbytes for x in tensors.values()] for name, tensors in files.items()}
+    assert len(files) > 5
+    assert all(sum(each) <= limit or len(each) == 1 for each in sizes.values())
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(sum(each) for each in sizes.values())
+    assert index["weight_map"] == {name: file for file, tensors in files.items() for name in tensors}
+    merged = {name: x for tensors in files.values() for name, x in tensors.items()}
+    assert all(torch.equal(merged[name], x) for name, x in extra.items())
+    assert all(torch.equal(merged[name], x) for name, x in kept.items())
+    expert = "model.language_model.layers.0.mlp.experts."
+    assert (f"{expert}gate_up_proj" in merged) == packed
+    if packed:
+        both = torch.cat([named[f"{expert}5.gate_proj.weight"], named[f"{expert}5.up_proj.weight"]])
+        assert torch.equal(merged[f"{expert}gate_up_proj"][5], both)
+
+
+def test_what_takes_longer_than_two_seconds_says_so(monkeypatch):
+    import io
+
+    from rlrun.backends.megatron import slow
+
+    clock = iter([0.0, 1.0, 3.0, 4.0, 14.0, 15.0])
+    monkeypatch.setattr(slow.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    line = slow.Slow("reading here", 4 * 10**9, stream)
+    for _ in range(4):
+        line.add(10**9)
+    line.end()
+    assert stream.getvalue().splitlines() == [
+        "reading here: 2.0 of 4.0 GB, left 3.0 s",
+        "reading here: 4.0 of 4.0 GB, left 0.0 s",
+        "reading here: 4.0 GB in 15 s",
+    ]
+
+
+def test_what_is_quick_says_nothing():
+    import io
+
+    from rlrun.backends.megatron.slow import Slow
+
+    stream = io.StringIO()
+    line = Slow("reading here", 10, stream)
+    line.add(10)
+    line.end()
+    assert stream.getvalue() == ""

@@ -14,10 +14,11 @@ from rlrun.plan.build import load_plan
 DSA = [BIG, "placement=cpu_1", "model=glm5"]
 GDN = [QUICK, "model=tiny_qwen3_5", "placement=gpu_1"]
 ON_DISK = [BIG, "model.path=./model"]
+UP_PROJ = "model.layers.7.mlp.up_proj.weight"
 
 
-def weights(cut: int = 0, **more: tuple[int, ...]) -> Callable[[Path], None]:
-    """Qwen3-4B in one file that lacks `cut` bytes, with additional tensors."""
+def weights(cut: int = 0, dtype: str = "BF16", **more: tuple[int, ...] | None) -> Callable[[Path], None]:
+    """Qwen3-4B in one file that lacks `cut` bytes, with additional tensors, or without those that are None."""
 
     def make(folder: Path) -> None:
         plan = load_plan([BIG])
@@ -25,7 +26,8 @@ def weights(cut: int = 0, **more: tuple[int, ...]) -> Callable[[Path], None]:
         (folder / "model").mkdir(exist_ok=True)
         (folder / "model" / "config.json").write_text(json.dumps({"model_type": "qwen3", **architecture}))
         (folder / "model" / "tokenizer.json").write_text("{}")
-        write_safetensors(folder / "model" / "model.safetensors", qwen3_shapes(plan.model.spec) | more, cut=cut)
+        shapes = {name: shape for name, shape in (qwen3_shapes(plan.model.spec) | more).items() if shape is not None}
+        write_safetensors(folder / "model" / "model.safetensors", shapes, dtype, cut)
 
     return make
 
@@ -52,5 +54,7 @@ CASES = [
     Case("inactive-key", [BIG, "model.gdn_backend=torch"], ["model.gdn_backend=auto"]),
     Case("checkpoint-incomplete", ON_DISK, prepare=weights(cut=1), repair=weights()),
     Case("weights-unexpected", ON_DISK, prepare=weights(extra=(3, 5)), repair=weights()),
+    Case("weights-missing", ON_DISK, prepare=weights(**{UP_PROJ: None}), repair=weights()),
+    Case("weights-quantised", ON_DISK, prepare=weights(dtype="F8_E4M3"), repair=weights()),
     Case("weights-shape", ON_DISK, prepare=weights(**{"model.norm.weight": (2561,)}), repair=weights()),
 ]
