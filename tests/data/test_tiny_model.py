@@ -154,7 +154,7 @@ def test_a_random_checkpoint_of_any_family_is_one_that_the_plan_accepts(tmp_path
     assert spec_from_directory(str(tmp_path), family) == spec
     stored = read_weight_files(tmp_path).tensors
     found = account(stored, spec)
-    assert [] == [*found.missing, *found.unexpected, *found.misshapen, *found.unreadable]
+    assert [*found.missing, *found.unexpected, *found.misshapen, *found.unreadable] == []
     assert {name for name, *_ in hf_tensors(spec)} == set(found.sources)
     kinds = {stored[name].dtype for name, _, weight in hf_tensors(spec) if weight.float32}
     assert kinds <= {"F32"}
