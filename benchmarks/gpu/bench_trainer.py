@@ -20,6 +20,7 @@ import functools
 import gc
 import socket
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from rlrun.backends.base import Rendezvous
+from rlrun.backends.megatron import device
 from rlrun.backends.megatron.model import build_model
 from rlrun.backends.megatron.trainer import MegatronTrainer
 from rlrun.data.types import TrainBatch
@@ -199,8 +201,11 @@ def main() -> None:
     for case in TINY if asked.tiny else FAMILIES if asked.families else CASES:
         try:
             print(measure(case), flush=True)
-        except torch.cuda.OutOfMemoryError as e:
-            print(f"{case}: out of memory: {str(e).splitlines()[0]}", flush=True)
+        except Exception as e:  # the other cases still count
+            where = traceback.extract_tb(e.__traceback__)[-1]
+            said = (str(e).splitlines() or [""])[0]
+            print(f"{case.model}: {type(e).__name__} at {where.filename}:{where.lineno}: {said}", flush=True)
+            device.leave()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -92,6 +92,20 @@ class TrainBackend(Protocol):
         empty folder."""
         ...
 
+    def begin_save(self, directory: str) -> None:
+        """As `save`, but returns when the state has been copied: the files are written beside what follows, and hold
+        the state of now. `finish_save` comes before the next save."""
+        ...
+
+    def save_done(self) -> bool:
+        """Whether this rank has nothing left to write. Alone among these not collective."""
+        ...
+
+    def finish_save(self) -> float:
+        """Completes what `begin_save` began, and waits for it if it must. Returns the seconds the slowest rank wrote.
+        Raises RunFailed, on every rank, when one could not write its files."""
+        ...
+
     def load(self, directory: str) -> None:
         """The inverse of save, also into another parallel layout."""
         ...

@@ -105,6 +105,7 @@ class FakeTrainer:
         self._steps = 0
         self._values = torch.zeros(engine.table.shape[0], dtype=torch.float64, requires_grad=True)  # by position
         self._value_steps = 0
+        self._copied: tuple[str, dict] = ("", {})
 
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
         return RankInfo(rank=rendezvous.rank, dp=0, tp=0, pp=0, cp=0, reports=True)
@@ -174,10 +175,22 @@ class FakeTrainer:
         return {"bytes": float(self._engine.table.nbytes), "seconds": 0.0}
 
     def save(self, directory: str) -> None:
-        state = {"table": self._table.detach(), "steps": self._steps}
+        self.begin_save(directory)
+        self.finish_save()
+
+    def begin_save(self, directory: str) -> None:
+        state = {"table": self._table.detach().clone(), "steps": self._steps}
         if self._plan.critic is not None:
-            state |= {"values": self._values.detach(), "value_steps": self._value_steps}
+            state |= {"values": self._values.detach().clone(), "value_steps": self._value_steps}
+        self._copied = (directory, state)
+
+    def save_done(self) -> bool:
+        return True
+
+    def finish_save(self) -> float:
+        directory, state = self._copied
         torch.save(state, os.path.join(directory, "fake.pt"))
+        return 0.0
 
     def load(self, directory: str) -> None:
         state = torch.load(os.path.join(directory, "fake.pt"))
@@ -190,7 +203,7 @@ class FakeTrainer:
             self._value_steps = state["value_steps"]
 
     def export_hf(self, directory: str) -> None:
-        os.makedirs(directory)
+        os.makedirs(directory, exist_ok=True)
         self.save(directory)
 
     def digest(self) -> dict[str, str]:

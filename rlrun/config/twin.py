@@ -19,6 +19,7 @@ A key set on the command line keeps its value, and the others are scaled around 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -252,7 +253,19 @@ def _steps(s: _Scaled) -> None:
     total = steps * (s.now("algo.prompts_per_rollout") // (s.now("algo.groups_per_step") or 10**9) or 1)
     s.cap("algo.lr_warmup_steps", total // 2)
     s.cap("checkpoint.interval", INTERVAL)
+    _exports(s, steps)
     if s.config.eval.interval is not None:
         s.cap("eval.interval", INTERVAL)
         s.cap("eval.samples_per_prompt", MOST_SAMPLES)
         s.cap("eval.max_prompts", MOST_EVAL_PROMPTS)
+
+
+def _exports(s: _Scaled, steps: int) -> None:
+    """Along the way: before the last step, and what is kept for good is among what is saved."""
+    if s.now("checkpoint.hf_interval") is not None and steps == 1:
+        s.put("checkpoint.hf_interval", None)
+        s.put("checkpoint.hf_keep", None)
+    s.cap("checkpoint.hf_interval", min(INTERVAL, max(1, steps - 1)))
+    if s.now("checkpoint.keep_every") is not None:
+        saved, exported = s.now("checkpoint.interval"), s.now("checkpoint.hf_interval")
+        s.put("checkpoint.keep_every", math.lcm(saved or 1, exported or 1) if saved or exported else None)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rlrun.errors import Problem, RlrunError
-from rlrun.families import hf_config, hf_tensors
+from rlrun.families import beside, hf_config, hf_tensors
 from rlrun.plan.types import ModelSpec
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -100,6 +100,8 @@ def _weights(spec: ModelSpec, seed: int) -> Iterator[tuple[str, np.ndarray]]:
     for index, (name, shape, weight) in enumerate(hf_tensors(spec)):
         random = np.random.Generator(np.random.PCG64([seed, index]))
         yield name, _initial(weight.initial, shape, random).astype(np.float32)
+    for name, shape in beside(spec).items():
+        yield name, np.zeros(shape, np.float32)  # nothing is computed with them
 
 
 def _initial(kind: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:

@@ -59,6 +59,12 @@ def hf_config(spec: ModelSpec) -> dict[str, Any]:
     return FAMILIES[spec.family].config_json(spec)
 
 
+def beside(spec: ModelSpec) -> dict[str, Shape]:
+    """Tensors that a checkpoint of random weights needs beside those of `weights_of`, for engines."""
+    family = FAMILIES[spec.family]
+    return dict(family.beside(spec)) if family.beside is not None else {}
+
+
 def untrained(spec: ModelSpec) -> tuple[str, ...]:
     """Beginnings of the names of tensors that a checkpoint may hold beside those of `weights_of`: multi-token
     prediction, vision, a sparse attention's indexer."""

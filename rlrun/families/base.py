@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlrun.families.splits import Weight
+from rlrun.families.splits import Shape, Weight
 
 if TYPE_CHECKING:
     from rlrun.plan.parts.model import ModelSpec
@@ -68,6 +68,8 @@ class Family:
     router: str = "softmax"
     untrained: tuple[str, ...] = ()
     packed_experts: bool = False  # released checkpoints hold all experts of a layer in one tensor
+    beside: Callable[[ModelSpec], Mapping[str, Shape]] | None = None
+    """Tensors that a checkpoint of random weights needs beside those of `weights`, so that engines take it."""
 
 
 def common_config(spec: ModelSpec, architecture: str, model_type: str) -> dict[str, Any]:

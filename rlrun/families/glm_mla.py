@@ -19,7 +19,7 @@ from typing import Any
 from rlrun.families.base import DENSE, GLM_EXPERTS, GLM_NAMES, GLM_ROUTER, INDEXER, LATENT, Family, common_config
 from rlrun.families.glm4_moe import MTP_LAYER, glm_moe_config
 from rlrun.families.parts import embedding, glm_mlp, head, latent_attention, layer_norms, prefixes
-from rlrun.families.splits import Weight
+from rlrun.families.splits import Shape, Weight
 from rlrun.plan.parts.model import ModelSpec
 
 
@@ -50,6 +50,25 @@ def _latent_config(spec: ModelSpec) -> dict[str, Any]:
         "rope_interleave": True,
         "v_head_dim": mla.v_dim,
     }
+
+
+def indexers(spec: ModelSpec) -> dict[str, Shape]:
+    """Tensors of the layers' indexers."""
+    mla, indexer = spec.mla, spec.indexer
+    assert mla is not None
+    assert indexer is not None
+    width, heads = indexer.head_dim, indexer.num_heads
+    shapes: dict[str, Shape] = {}
+    for n in indexer.full_layers:
+        prefix = f"model.layers.{n}.self_attn.indexer."
+        shapes |= {
+            prefix + "wq_b.weight": (heads * width, mla.q_rank),
+            prefix + "wk.weight": (width, spec.hidden_size),
+            prefix + "k_norm.weight": (width,),
+            prefix + "k_norm.bias": (width,),
+            prefix + "weights_proj.weight": (heads, spec.hidden_size),
+        }
+    return shapes
 
 
 def flash_config(spec: ModelSpec) -> dict[str, Any]:
@@ -100,4 +119,5 @@ GLM_MOE_DSA = Family(
     traits={"qk_norm": "none"},
     router="sigmoid",
     untrained=(MTP_LAYER, "model.layers.*.self_attn.indexer."),
+    beside=indexers,
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlrun.families.base import DELTA_NET, DENSE, EXPERTS, HEADS, ROTARY, Family, common_config
 from rlrun.families.parts import attention, embedding, experts, head, layer_norms, prefixes, router, swiglu
-from rlrun.families.splits import Columns, Replicated, Rows, Sections, Weight
+from rlrun.families.splits import Columns, Replicated, Rows, Sections, Shape, Weight
 from rlrun.plan.parameters import is_linear
 from rlrun.plan.parts.model import ModelSpec
 
@@ -98,12 +98,45 @@ def _text_config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
     }
 
 
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "in_channels": 3,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+"""Of a random checkpoint: engines load the whole vision-language model, and the smallest tower will do."""
+
+
+def tower(spec: ModelSpec) -> dict[str, Shape]:
+    """Tensors of that tower."""
+    width, inner, merged = VISION["hidden_size"], VISION["intermediate_size"], VISION["hidden_size"] * 4
+    patch = (VISION["in_channels"], VISION["temporal_patch_size"], VISION["patch_size"], VISION["patch_size"])
+    matrices: dict[str, Shape] = {"patch_embed.proj": (width, *patch)}
+    for n in range(VISION["depth"]):
+        block = f"blocks.{n}."
+        matrices |= {block + "attn.qkv": (3 * width, width), block + "attn.proj": (width, width)}
+        matrices |= {block + "mlp.linear_fc1": (inner, width), block + "mlp.linear_fc2": (width, inner)}
+        matrices |= {block + "norm1": (width,), block + "norm2": (width,)}
+    matrices |= {"merger.linear_fc1": (merged, merged), "merger.linear_fc2": (spec.hidden_size, merged)}
+    matrices |= {"merger.norm": (width,)}
+    shapes: dict[str, Shape] = {"model.visual.pos_embed.weight": (VISION["num_position_embeddings"], width)}
+    for name, shape in matrices.items():
+        shapes |= {f"model.visual.{name}.weight": shape, f"model.visual.{name}.bias": shape[:1]}
+    return shapes
+
+
 def _config(spec: ModelSpec, architecture: str, model_type: str) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": model_type,
         "text_config": _text_config(spec, model_type + "_text"),
         "tie_word_embeddings": spec.tied_embeddings,
+        "vision_config": VISION | {"model_type": model_type, "out_hidden_size": spec.hidden_size},
     }
 
 
@@ -128,6 +161,7 @@ QWEN3_5 = Family(
     supported={"attention_bias": (False, None)},
     traits=TRAITS,
     untrained=UNTRAINED,
+    beside=tower,
 )
 
 QWEN3_5_MOE = Family(
@@ -140,5 +174,6 @@ QWEN3_5_MOE = Family(
     supported={"attention_bias": (False, None)},
     traits=TRAITS,
     untrained=UNTRAINED,
+    beside=tower,
     packed_experts=True,
 )

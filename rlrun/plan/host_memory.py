@@ -2,10 +2,13 @@
 
 Always: an allowance for each process, and, with the optimizer on the host, its float32 weights and moments (12 bytes a
 parameter that a rank has the state of) and the pinned copy of the gradients it steps with (4). While engines generate:
-what an offloaded trainer has parked. While a checkpoint is saved: what is gathered and written.
+what an offloaded trainer has parked, and the copy of a checkpoint that is still being written. While a checkpoint is
+saved: what is gathered and written.
 """
 
 from __future__ import annotations
+
+import operator
 
 from rlrun.plan.layout import GIB, HOST_PROCESS, Layout, Terms
 from rlrun.plan.parameters import share, stage_parameters, stage_sizes
@@ -20,9 +23,11 @@ def host_memory(m: Layout) -> HostMemory:
     owned = ranks * sum(max(_owned(m, stage) for stage in model) for model in models)
     if m.optimizer_offload:
         always |= {"optimizer": 12 * owned, "pinned gradients": 4 * owned}
-    moments: dict[str, Terms] = {"save": always | {"checkpoint": _staging(m, ranks)}}
+    moments: dict[str, Terms] = {"save": always | {"checkpoint": _staging(m, models, ranks)}}
     if m.colocated and m.trainer_offload:
         moments["rollout"] = always | {"parked trainer": _parked(m, ranks, owned, models)}
+        if m.async_save:
+            moments["rollout"]["checkpoint copy"] = _copy(m, models, ranks)
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     terms = moments[moment]
     node = None if m.host_gib is None else int(m.host_gib * GIB)
@@ -44,12 +49,44 @@ def _parked(m: Layout, ranks: int, owned: int, models: list[list[tuple[int, int]
     return ranks * state + optimizer
 
 
-def _staging(m: Layout, ranks: int) -> int:
-    """Main weights and moments (12 bytes) and the weights, as they are written. Gathered by NCCL they are on every
-    rank, gathered on the host on the first data-parallel replica; what is being gathered is there twice more (8)."""
-    everywhere = m.distributed_optimizer and not m.gather_on_host
-    plain_ranks = ranks if everywhere else min(ranks, m.tp * m.pp)
-    expert_ranks = ranks if everywhere else min(ranks, m.etp * m.ep * m.pp)
-    buffers = [(plain * plain_ranks, experts * expert_ranks) for plain, experts in m.parameters()]
-    gathered = 8 if m.distributed_optimizer else 0
-    return max((12 + m.weight_bytes) * sum(stage) + gathered * max(stage) for stage in buffers)
+def _staging(m: Layout, models: list[list[tuple[int, int]]], ranks: int) -> int:
+    """What a save takes at its worst moment. The policy and the critic are gathered one after the other; beside
+    training the policy's copy is still there when the critic's turn comes."""
+    peaks = [max(_peak(m, stage, ranks) for stage in model) for model in models]
+    if m.async_save:
+        peaks = [peak + _copy(m, models[:index], ranks) for index, peak in enumerate(peaks)]
+    return max(peaks)
+
+
+def _peak(m: Layout, stage: tuple[int, int], ranks: int) -> int:
+    """Of one model: main weights and moments (12 bytes) are joined, cut into parameters and written with the weights.
+
+    Joined by NCCL they are on every rank, beside every rank's own shard, and one of the three is there twice more: as
+    it was received, and in one piece. Joined by gloo, in pieces, they are on the first data-parallel replica alone, and
+    cutting takes one of the three once more.
+    """
+    total = 0
+    for count, first, sharing in zip(stage, _first_replica(m, ranks), m.shards, strict=True):
+        if m.distributed_optimizer and not m.gather_on_host:
+            total += (20 * count + 12 * share(count, sharing)) * ranks
+        else:
+            total += max(16 if m.distributed_optimizer else 0, _written(m)) * count * first
+    return total
+
+
+def _first_replica(m: Layout, ranks: int) -> tuple[int, int]:
+    """Ranks of a node that write (what is not an expert, experts)."""
+    return min(ranks, m.tp * m.pp), min(ranks, m.etp * m.ep * m.pp)
+
+
+def _written(m: Layout) -> int:
+    """Bytes a parameter of what is written: weights, main weights and moments. What comes from a GPU lies in pinned
+    memory, whose blocks torch rounds up to powers of two: up to twice the bytes. A distributed optimizer's state was
+    joined on the host."""
+    return 2 * m.weight_bytes + 12 if m.distributed_optimizer else 2 * (m.weight_bytes + 12)
+
+
+def _copy(m: Layout, models: list[list[tuple[int, int]]], ranks: int) -> int:
+    """What is written of these models beside the training."""
+    first = _first_replica(m, ranks)
+    return _written(m) * sum(max(sum(map(operator.mul, stage, first)) for stage in model) for model in models)

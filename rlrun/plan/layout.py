@@ -66,6 +66,7 @@ class Layout:
     trainer_offload: bool = False  # colocated: nothing of the trainer on the GPU while engines generate
     rollout_offload: bool = False  # colocated: no engine weights and KV cache on the GPU while the trainer works
     gather_on_host: bool = False  # where optimizer shards are joined for a checkpoint
+    async_save: bool = False  # checkpoints are written while training goes on
     max_running: int = 64  # requests decoded together in one engine
     rollout_gpus: int = 8
     engine_pp: int = 1

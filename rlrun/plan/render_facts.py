@@ -195,7 +195,12 @@ def _eval(plan: RunPlan) -> str:
 def _save(plan: RunPlan) -> str:
     c = plan.checkpoint
     when = f"every {count(c.interval, 'step')} and at the end, newest {c.keep} kept" if c.interval else "at the end"
+    when += f", those of every {count(c.keep_every, 'step')} for good" if c.keep_every else ""
     when += ", gathered on the host" if c.gather == "host" else ""
+    when += ", written beside the training" if c.async_save else ""
+    if c.hf_interval:
+        kept = f", newest {c.hf_keep} kept" if c.hf_keep else ""
+        when += f"; Hugging Face weights every {count(c.hf_interval, 'step')}{kept}"
     stop = f"; stops after step {plan.stop_after}" if plan.stop_after else ""
     return f"{_path(os.path.join(plan.output_dir, plan.name))}, {when}{stop}"
 

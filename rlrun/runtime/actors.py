@@ -62,6 +62,15 @@ class TrainerActor:
     def save(self, directory: str) -> None:
         self._backend.save(directory)
 
+    def begin_save(self, directory: str) -> None:
+        self._backend.begin_save(directory)
+
+    def save_done(self) -> bool:
+        return self._backend.save_done()
+
+    def finish_save(self) -> float:
+        return self._backend.finish_save()
+
     def load(self, directory: str) -> None:
         self._backend.load(directory)
 

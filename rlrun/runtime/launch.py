@@ -144,7 +144,8 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
     with Cluster(plan, model_dir, start.run_dir, progress.note) as cluster, asyncio.Runner() as runner:
         client = SglangClient(cluster.engines, cluster.router_url, plan.rollout) if plan.engines else None
         trackers, outcome.mlflow_run_id = tracking.result()
-        store = CheckpointStore(start.run_dir, plan.checkpoint.keep, plan.checkpoint.digest)
+        store = CheckpointStore.of(start.run_dir, plan.checkpoint)
+        store.clean()
         run_ = assemble(
             plan, cluster, inputs, trackers, store, progress, runner, client, mlflow_run_id=outcome.mlflow_run_id
         )
@@ -160,8 +161,7 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
             if client is not None:
                 runner.run(client.close())
         if plan.checkpoint.hf_at_end and run_.step >= plan.num_steps:
-            outcome.hf_checkpoint = os.path.join(start.run_dir, "hf")
-            cluster.trainer.export_hf(outcome.hf_checkpoint)
+            outcome.hf_checkpoint = store.export_last_hf(cluster.trainer)
         progress.note("stopping")
 
 

@@ -25,7 +25,7 @@ from rlrun.data.selection import Hooks
 from rlrun.data.types import Group, Prompt, Sample, TokenBatch, TrainBatch, ValueBatch
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RunPlan
-from rlrun.runtime import critic, sft
+from rlrun.runtime import critic, saving, sft
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.collect import collect
 from rlrun.runtime.learn import credit, groups_of, logprobs, update, zero_variance
@@ -42,6 +42,10 @@ class Trainer(Protocol):
     def value_step(self, batches: Sequence[ValueBatch]) -> TrainMetrics: ...
     def publish(self, version: int) -> dict[str, float]: ...
     def save(self, directory: str) -> None: ...
+    def begin_save(self, directory: str) -> None: ...
+    def save_done(self) -> bool: ...
+    def finish_save(self) -> float: ...
+    def export_hf(self, directory: str) -> None: ...
     def digest(self) -> list[dict[str, str]]: ...
 
 
@@ -97,6 +101,14 @@ class Run:
 
 def train(run: Run) -> None:
     """Runs until the last step of the plan, or `stop_after`. Raises RunFailed; state on disk is then the last save."""
+    try:
+        _train(run)
+    except RunFailed as error:
+        saving.after_failure(run, error)
+        raise
+
+
+def _train(run: Run) -> None:
     if run.plan.sync is not None:
         publish(run, run.step)
     if run.step == 0 and run.plan.eval is not None and run.plan.eval.before_train:
@@ -107,12 +119,10 @@ def train(run: Run) -> None:
         step = run.step + 1
         metrics = sft.step(run) if run.plan.algo.supervised else rollout_step(run, step)
         run.step = step
-        if _due(run, run.plan.eval.interval if run.plan.eval else None):
+        if _evaluation_due(run):
             with run.phase("eval"):
                 metrics |= evaluate(run)
-        if _due(run, run.plan.checkpoint.interval, last=True):
-            with run.phase("save"):
-                run.last_checkpoint = run.store.save(run.state(), run.trainer, run.buffer)
+        metrics |= saving.after_step(run)
         metrics |= {f"perf/{name}_s": s for name, s in run.seconds.items()}
         metrics["perf/step_s"] = time.monotonic() - began
         run.tracker.log(step, metrics)
@@ -142,12 +152,10 @@ def rollout_step(run: Run, step: int) -> dict[str, float]:
     return metrics | collected | rollout_metrics(samples, version=step - 1)
 
 
-def _due(run: Run, interval: int | None, last: bool = False) -> bool:
-    """Whether what happens every `interval` steps, and at the end when there is an interval or `last`, is due now."""
-    at_end = run.step == run.last_step
-    if interval is None:
-        return last and at_end
-    return run.step % interval == 0 or at_end
+def _evaluation_due(run: Run) -> bool:
+    """Every `interval` steps, and at the end."""
+    plan = run.plan.eval
+    return plan is not None and (run.step % plan.interval == 0 or run.step == run.last_step)
 
 
 def learn(run: Run, groups: list[Group]) -> dict[str, float]:

@@ -4,6 +4,7 @@ learned may not, except that a run with a constant learning rate may be given mo
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from rlrun.config.keys import find_key
 from rlrun.errors import Problem, RlrunError, Where
 from rlrun.plan.build import plan_from_json, replan
 from rlrun.plan.types import RunPlan
-from rlrun.runtime.checkpoint import CheckpointStore, RunState
+from rlrun.runtime.checkpoint import STATE, CheckpointStore, Damage, RunState
 
 
 def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, str]:
@@ -22,16 +23,7 @@ def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, 
             Problem("no-run-there", f"{run_dir} holds no plan.json", hint="give the folder of a run: ls runs/*")
         )
     old = _read_plan(path)
-    found = CheckpointStore(run_dir, old.checkpoint.keep).latest()
-    if found is None:
-        raise RlrunError(
-            Problem(
-                "no-checkpoint",
-                f"{run_dir} stopped before its first checkpoint",
-                hint="start it again; checkpoint.interval=N saves every N steps",
-            )
-        )
-    checkpoint, state = found
+    checkpoint, state = _newest(run_dir, old)
     # stop_after belongs to the command that gave it, not to the run.
     carried = [] if any(o.split("=")[0] == "stop_after" for o in overrides) else ["stop_after=null"]
     plan = replan(old, [*carried, *overrides])
@@ -53,6 +45,43 @@ def resume_plan(run_dir: str, overrides: list[str]) -> tuple[RunPlan, RunState, 
             )
         )
     return plan, state, checkpoint
+
+
+def _newest(run_dir: str, plan: RunPlan) -> tuple[str, RunState]:
+    """Folder and state of the newest checkpoint, which has to be as it was saved.
+
+    A damaged one is not passed over in silence: a checkpoint that was whole once and is not any more means a disk or a
+    hand that somebody should know of, and the steps that going back costs are for that person to give up.
+    """
+    store = CheckpointStore.of(run_dir, plan.checkpoint)
+    steps = store.steps()
+    if not steps:
+        raise RlrunError(
+            Problem(
+                "no-checkpoint",
+                f"{run_dir} stopped before its first checkpoint",
+                hint="start it again; checkpoint.interval=N saves every N steps",
+            )
+        )
+    damage = store.damage(steps[-1])
+    if not damage:
+        try:
+            return store.path(steps[-1]), store.state(steps[-1])
+        except (ValueError, TypeError):  # cut or edited, in a checkpoint without a list of sizes
+            damage = [Damage(os.path.join(store.path(steps[-1]), STATE), None, 0)]
+    raise RlrunError(_damaged(store, steps, damage))
+
+
+def _damaged(store: CheckpointStore, steps: list[int], damage: list[Damage]) -> Problem:
+    path = store.path(steps[-1])
+    where = tuple(Where(d.file, d.words) for d in damage)
+    good = [step for step in steps[:-1] if not store.damage(step)]
+    hint = "no earlier checkpoint is whole: start a new run"
+    if good:
+        away = [step for step in steps if step > good[-1]]
+        moves = "; ".join(f"mv {shlex.quote(store.path(s))} {shlex.quote(store.path(s) + '.damaged')}" for s in away)
+        hint = f"to go on from step {good[-1]} instead, put it away and resume again: {moves}"
+    return Problem("checkpoint-damaged", f"the newest checkpoint, {path}, is not as it was saved", where, hint)
 
 
 def _read_plan(path: str) -> RunPlan:

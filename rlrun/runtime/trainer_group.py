@@ -85,6 +85,17 @@ class TrainerGroup:
     def save(self, directory: str) -> None:
         self._call("saving a checkpoint", self._timeouts.save_s, lambda a, _: a.save.remote(directory))
 
+    def begin_save(self, directory: str) -> None:
+        self._call("copying a checkpoint", self._timeouts.save_s, lambda a, _: a.begin_save.remote(directory))
+
+    def save_done(self) -> bool:
+        """Whether every rank has written its files of the checkpoint that was begun."""
+        return all(self._call("asking about a checkpoint", self._timeouts.save_s, lambda a, _: a.save_done.remote()))
+
+    def finish_save(self) -> float:
+        """Seconds that the slowest rank wrote."""
+        return self._call("completing a checkpoint", self._timeouts.save_s, lambda a, _: a.finish_save.remote())[0]
+
     def load(self, directory: str) -> None:
         self._call("loading a checkpoint", self._timeouts.save_s, lambda a, _: a.load.remote(directory))
 

@@ -10,13 +10,13 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlrun.plan.families import FAMILIES
 
 from rlrun.config.arguments import check
 from rlrun.config.arguments.check import check_argument, check_sglang_arguments, matches, offered, owner, refusal, usual
 from rlrun.config.arguments.table import table
 from rlrun.config.keys import all_keys, argument_at, find_key, open_sections
 from rlrun.config.origin import Origins
+from rlrun.families import FAMILIES
 
 ENGINES = ["sglang", "megatron"]
 SECTION = {engine: section for section, engine in open_sections().items()}

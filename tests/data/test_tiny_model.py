@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from rlrun.backends.sglang.cpu import install_torchvision_ops
 from rlrun.data.tiny_model import check_alphabet, make_random_model, refuse_unknown_characters
 from rlrun.errors import RlrunError
+from rlrun.families import FAMILIES, hf_tensors
+from rlrun.plan.build import load_plan
+from rlrun.plan.model_spec import spec_from_directory
 from rlrun.plan.types import ModelSpec
+from rlrun.plan.weight_files import read_weight_files
+from rlrun.plan.weight_names import account
 
 install_torchvision_ops()  # transformers imports torchvision
 
@@ -139,3 +144,17 @@ def test_an_alphabet_that_repeats_or_does_not_fit_is_refused():
         check_alphabet("abcd", 6)
     assert error.value.problems[0].hint == "set model.architecture.vocab_size to 7 or more"
     check_alphabet("abcd", 7)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_random_checkpoint_of_any_family_is_one_that_the_plan_accepts(tmp_path, family):
+    """config.json says the same architecture, and every tensor has its place."""
+    spec = load_plan(["+experiment=quickstart", f"model=tiny_{family}"]).model.spec
+    make_random_model(str(tmp_path), spec, "0123456789 ", seed=1, dtype="bfloat16")
+    assert spec_from_directory(str(tmp_path), family) == spec
+    stored = read_weight_files(tmp_path).tensors
+    found = account(stored, spec)
+    assert [*found.missing, *found.unexpected, *found.misshapen, *found.unreadable] == []
+    assert {name for name, *_ in hf_tensors(spec)} == set(found.sources)
+    kinds = {stored[name].dtype for name, _, weight in hf_tensors(spec) if weight.float32}
+    assert kinds <= {"F32"}

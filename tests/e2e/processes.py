@@ -91,12 +91,14 @@ def run(args: list[str], output_dir: Path, deadline_s: float = 280, log_name: st
     return command
 
 
-def wait_for(condition: Callable[[], bool], command: Command, deadline_s: float, what: str) -> None:
+def wait_for(
+    condition: Callable[[], bool], command: Command, deadline_s: float, what: str, poll_s: float = 0.2
+) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert command.process.poll() is None, f"rlrun ended before {what}:\n{command.text[-3000:]}"
         assert time.monotonic() < end, f"no {what} within {deadline_s} s:\n{command.text[-3000:]}"
-        time.sleep(0.2)
+        time.sleep(poll_s)
 
 
 def metrics(run_dir: Path | None) -> list[dict]:

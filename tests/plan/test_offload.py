@@ -96,14 +96,35 @@ def test_bfloat16_gradients_are_copied_in_float32_for_the_step():
 
 
 def test_gathered_on_the_gpu_every_rank_stages_the_state_and_on_the_host_the_first_replica_does():
-    m = layout()  # tp 2 x dp 4 on one node: 12 bytes of state, 2 of weights, 8 while gathering
+    """tp 2 x dp 4 on one node: 12 bytes of state on whoever gathers; by NCCL 8 more while it is joined, and 12 of every
+    rank's shard; on the host what is written: the state, and 2 bytes of weights in blocks of twice the size."""
+    m = layout()
     [(parameters, _)] = m.parameters()
+    shard = -(-parameters // 4)
     everywhere, first = host_memory(m), host_memory(replace(m, gather_on_host=True))
     assert term(everywhere, "processes") == 16 * 4 * GIB
-    assert term(everywhere, "checkpoint") == 8 * 22 * parameters
-    assert term(first, "checkpoint") == 2 * 22 * parameters
+    assert term(everywhere, "checkpoint") == 8 * (20 * parameters + 12 * shard)
+    assert term(first, "checkpoint") == 2 * (12 + 2 * 2) * parameters
     plain = host_memory(replace(m, distributed_optimizer=False))
-    assert term(plain, "checkpoint") == 2 * 14 * parameters
+    assert term(plain, "checkpoint") == 2 * 2 * 14 * parameters, "written from pinned memory"
+
+
+def test_a_checkpoint_written_beside_training_lies_beside_the_parked_trainer():
+    m = layout(**TURNS, gather_on_host=True)
+    [(parameters, _)] = m.parameters()
+    parked, both = host_memory(m), host_memory(replace(m, async_save=True))
+    assert both.moment == "rollout"
+    assert term(both, "checkpoint copy") == both.total_bytes - parked.total_bytes == 2 * (12 + 2 * 2) * parameters
+    stays = layout(gather_on_host=True)  # nothing is parked: a save is the worst moment in any case
+    assert host_memory(replace(stays, async_save=True)) == host_memory(stays)
+
+
+def test_beside_training_the_critic_is_gathered_while_the_policy_is_still_written():
+    m = layout(critic=True, gather_on_host=True)
+    (policy, _), (critic, _) = m.parameters()[0], m.parameters(scalar_head=True)[0]
+    at_once, beside = host_memory(m), host_memory(replace(m, async_save=True))
+    assert term(at_once, "checkpoint") == 2 * 16 * max(policy, critic)
+    assert term(beside, "checkpoint") == 2 * 16 * (policy + critic)
 
 
 def test_a_parked_trainer_is_6_bytes_a_parameter_and_the_optimizer():
@@ -122,7 +143,8 @@ def test_an_optimizer_on_the_host_is_there_all_the_time_with_a_copy_of_the_gradi
     owned = 8 * -(-parameters // 4)
     host = host_memory(m)
     assert (term(host, "optimizer"), term(host, "pinned gradients")) == (12 * owned, 4 * owned)
-    assert term(host, "checkpoint") == 8 * 22 * parameters  # gathered by NCCL, whatever it is gathered from
+    gathered = 8 * (20 * parameters + 12 * -(-parameters // 4))
+    assert term(host, "checkpoint") == gathered  # by NCCL, whatever it is gathered from
 
 
 # Engines

@@ -82,6 +82,27 @@ def test_an_evaluated_experiment_is_evaluated_on_the_quickstarts_prompts(tmp_pat
     assert (plan.eval.max_prompts, plan.eval.interval) == (16, 2)
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["checkpoint.hf_interval=100"], (2, None)),
+        (["checkpoint.hf_interval=100", "checkpoint.hf_keep=1", "checkpoint.keep_every=200"], (2, 2)),
+        (["checkpoint.hf_interval=100", "num_steps=2"], (1, None)),
+        (["checkpoint.hf_interval=100", "checkpoint.hf_keep=1", "num_steps=1"], (None, None)),
+        (["checkpoint.keep_every=100", "checkpoint.interval=50"], (None, 2)),
+    ],
+)
+def test_exports_come_before_the_last_step_and_what_is_kept_is_saved(tmp_path, words, found):
+    """The words are those of the experiment, except for num_steps."""
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    own = {word.split(".")[1].split("=")[0]: int(word.split("=")[1]) for word in words if "." in word}
+    file.write_text(EXPERIMENT.format(placement="gpu_8") + yaml.safe_dump({"num_steps": 1000, "checkpoint": own}))
+    command = [word for word in words if "." not in word]
+    plan = load_plan(["+experiment=mine", "+twin=cpu", *command], str(tmp_path))
+    assert (plan.checkpoint.hf_interval, plan.checkpoint.keep_every) == found
+
+
 def test_every_server_group_keeps_one_engine():
     plan = load_plan(["+experiment=qwen3_pd", "+twin=cpu"])
     assert [(group.type, len(group.slots)) for group in plan.deployment.groups] == [("regular", 1), ("regular", 1)]

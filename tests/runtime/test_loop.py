@@ -74,6 +74,18 @@ class Group1:
     def save(self, directory):
         self._backend.save(directory)
 
+    def begin_save(self, directory):
+        self._backend.begin_save(directory)
+
+    def save_done(self):
+        return self._backend.save_done()
+
+    def finish_save(self):
+        return self._backend.finish_save()
+
+    def export_hf(self, directory):
+        self._backend.export_hf(directory)
+
     def load(self, directory):
         self._backend.load(directory)
 

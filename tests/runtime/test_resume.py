@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +98,68 @@ def test_a_folder_without_a_run_or_a_checkpoint_is_refused(tmp_path):
     assert code_of(str(tmp_path)).code == "no-run-there"
     write_plan(load_plan(QUICK), str(tmp_path))
     assert code_of(str(tmp_path)).code == "no-checkpoint"
+
+
+def saved(run_dir, *steps):
+    """Further checkpoints of the run."""
+    store = CheckpointStore(run_dir, 9)
+    for step in steps:
+        _, last = store.latest()
+        store.save(replace(last, step=step), Saver())
+    return store
+
+
+def cut(*parts):
+    path = os.path.join(*parts)
+    with open(path, "ab") as f:
+        f.truncate(max(0, os.path.getsize(path) - 1))
+    return path
+
+
+def test_a_damaged_checkpoint_is_named_with_the_command_that_goes_back(run_dir):
+    store = saved(run_dir, 12, 14, 16)
+    broken = cut(store.path(16), "state.json")
+    os.remove(os.path.join(store.path(14), "megatron", "weights"))
+    problem = code_of(run_dir)
+    assert problem.code == "checkpoint-damaged"
+    (where,) = problem.where
+    assert where.origin == broken
+    size = os.path.getsize(broken)
+    assert where.text == f"{size} bytes, saved with {size + 1}"
+    assert "to go on from step 12 instead" in problem.hint
+    subprocess.run(problem.hint.split("resume again: ")[1], shell=True, check=True)
+    _, state, checkpoint = resume_plan(run_dir, [])
+    assert (state.step, checkpoint) == (12, store.path(12))
+
+
+def test_damage_without_an_earlier_checkpoint_means_a_new_run(run_dir):
+    cut(run_dir, "checkpoints", "step_000010", "state.json")
+    problem = code_of(run_dir)
+    assert (problem.code, problem.hint) == ("checkpoint-damaged", "no earlier checkpoint is whole: start a new run")
+
+
+def test_a_checkpoint_without_a_list_of_sizes_can_be_gone_on_from(run_dir):
+    folder = os.path.join(run_dir, "checkpoints", "step_000010")
+    os.remove(os.path.join(folder, "files.json"))
+    assert resume_plan(run_dir, [])[1].step == 10
+    cut(folder, "state.json")
+    problem = code_of(run_dir)
+    assert (problem.code, problem.where[0].text) == ("checkpoint-damaged", "cannot be read")
+    os.remove(os.path.join(folder, "state.json"))
+    assert code_of(run_dir).where[0].text == "is gone"
+
+
+def test_what_a_killed_run_was_writing_is_not_gone_on_from(run_dir):
+    store = CheckpointStore(run_dir, 9)
+    debris = store.shelf.make(12)
+    assert resume_plan(run_dir, [])[1].step == 10
+    assert os.path.exists(debris), "reading a run changes nothing in it"
+
+
+def test_how_often_and_how_it_is_saved_may_change(run_dir):
+    words = ["checkpoint.interval=2", "checkpoint.async_save=true", "checkpoint.hf_interval=3", "checkpoint.hf_keep=1"]
+    plan, _, _ = resume_plan(run_dir, [*words, "checkpoint.keep_every=6"])
+    assert (plan.checkpoint.async_save, plan.checkpoint.hf_interval) == (True, 3)
 
 
 def test_a_damaged_plan_is_named(run_dir):

@@ -138,16 +138,33 @@ def attend(
 ) -> Tensor:
     """query [sum(queries), b, heads, d], key [sum(keys), b, groups, d], value [sum(keys), b, groups, dv] ->
     [sum(queries), b, heads, dv]. Key and value may have fewer heads (grouped queries). `ragged`: by the kernel for
-    ragged rows; None uses it where it can."""
+    ragged rows; None uses it where it can and is faster."""
     width = value.shape[-1]
     if width != query.shape[-1] and _half_on_cuda(query):
         # The flash kernels have one width; zeros behind a value only add zeros to the result.
         value = F.pad(value, (0, query.shape[-1] - width))
-    if ragged if ragged is not None else takes_ragged(query):
+    if ragged if ragged is not None else takes_ragged(query) and is_ragged_faster(query, parts):
         output = _ragged(query, key, value, parts, scale)
     else:
         output = _one_by_one(query, key, value, parts, scale)
     return output[..., :width]
+
+
+LAUNCH = 2.9e6 * 4096
+"""What the calls for one piece cost at least, in multiply-adds of queries with keys that a GPU does in that time."""
+
+RAGGED = 1.75
+"""How much longer the kernel for ragged rows takes for a long piece than the one of a single piece.
+
+Both as seen on an H200 with torch 2.11 (benchmarks/gpu/bench_attention.py, 32 heads of 128 columns): 128 pieces of 128
+tokens 8.7 times as fast together, 16 of 1k 1.3 times, one of 16k 0.56 times."""
+
+
+def is_ragged_faster(query: Tensor, parts: Pieces) -> bool:
+    """Many short pieces are computed together, few long ones each by itself."""
+    columns = query.shape[1] * query.shape[2] * query.shape[3]
+    work = [columns * n * m for n, m in zip(parts.queries, parts.keys, strict=True)]
+    return RAGGED * sum(work) < sum(max(LAUNCH, each) for each in work)
 
 
 def takes_ragged(query: Tensor) -> bool:

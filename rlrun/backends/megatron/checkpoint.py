@@ -2,7 +2,8 @@
 
 A checkpoint holds the model, the optimizer (in a form that any parallel layout can read), the schedule's position and
 each rank's generator states. Four faults of megatron-core 0.16.1, on any device, are worked around: two with torch's
-AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `space_buckets`, one in `mixed_optimizer`.
+AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `optimizer_state.space_buckets`, one in
+`mixed_optimizer`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import hashlib
 import pickle
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,16 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
-from rlrun.backends.megatron import mixed_optimizer, writer
+from rlrun.backends.megatron import mixed_optimizer, optimizer_state, writer
 from rlrun.backends.megatron.mapping import global_parameters, unwrap
-from rlrun.errors import RunFailed
 from rlrun.plan.types import TrainPlan
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -51,12 +50,35 @@ def save(
     train: TrainPlan,
 ) -> None:
     """Writes into an existing, empty folder. Collective."""
+    writing = writer.Writing(directory, [request(directory, model, optimizer, scheduler, train, copy=False)])
+    writing.run()
+    writing.finish()
+
+
+def request(
+    directory: str,
+    model: torch.nn.Module,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    train: TrainPlan,
+    copy: bool,
+) -> AsyncRequest:
+    """All that is needed to write the state into an existing, empty folder, for `writer.Writing`. Collective.
+
+    `copy`: the files will hold the state of now, whenever they are written; without it they have to be written before
+    the state changes.
+    """
     state = _model_and_optimizer(model, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     state["layout"] = _layout(train)
     state["rng"] = _rng_object()
-    with _failing_as_run_failed(f"saving the checkpoint to {directory}"), writer.in_process():
-        dist_checkpointing.save(state, directory)
+    fresh = set()
+    if all(isinstance(inner, DistributedOptimizer) for inner in _inner(optimizer)):
+        fresh = optimizer_state.cut(state["optimizer"])
+    tensors = [t for t in writer.tensors(state) if writer.place(t) not in fresh]  # before Megatron takes it apart
+    with writer.failing_as_run_failed(directory), writer.in_process():
+        made = dist_checkpointing.save(state, directory, async_sharded_save=True)
+        return writer.on_host(made, tensors if copy else [])
 
 
 def load(
@@ -69,7 +91,7 @@ def load(
     """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
     from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
     state = _model_and_optimizer(model, optimizer, is_loading=True)
-    with _failing_as_run_failed(f"reading the checkpoint in {directory}"):
+    with writer.failing_as_run_failed(directory, reading=True):
         same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
         if same_layout:
             state["rng"] = _rng_object()
@@ -84,24 +106,12 @@ def load(
         set_rng_state(state["rng"])
 
 
-@contextmanager
-def _failing_as_run_failed(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (Exception, CheckpointException) as error:  # torch's CheckpointException is no Exception
-        failures = getattr(error, "failures", None) or {}
-        causes = "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in sorted(failures.items())) or str(error)
-        raise RunFailed(
-            "trainer", f"{what} failed: {causes}", "check the folder and the free space on its disk"
-        ) from error
-
-
 def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
     metadata: dict[str, Any] = dict(METADATA)
     for inner in _inner(optimizer):
         fill_state(inner)
         if isinstance(inner, DistributedOptimizer):
-            inner.get_parameter_state_dp_zero = functools.partial(space_buckets, inner)
+            inner.get_parameter_state_dp_zero = functools.partial(optimizer_state.joined, inner)
             if inner.data_parallel_group_gloo is not None:  # it was built to gather on the host
                 metadata |= ON_HOST
         elif isinstance(inner, Float16OptimizerWithFloat16Params):
@@ -131,29 +141,6 @@ def fill_state(optimizer: MegatronOptimizer) -> None:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-
-
-def space_buckets(optimizer: DistributedOptimizer, **kwargs: Any) -> dict[Any, Any] | None:
-    """DistributedOptimizer.get_parameter_state_dp_zero, with the padding between buckets put back.
-
-    The stock method joins the buckets of a buffer without the padding at their ends, and its caller,
-    `sharded_param_state_fully_reshardable`, cuts parameters out of the result at positions that count it: everything
-    behind a padded bucket is saved shifted. A tied embedding under pipeline parallelism has a bucket of its own.
-    """
-    state = DistributedOptimizer.get_parameter_state_dp_zero(optimizer, **kwargs)
-    if state is None:
-        return None
-    for index, buffer in enumerate(optimizer.buffers):
-        for tensors in state[index].values():
-            for key, joined in tensors.items():
-                if isinstance(joined, Tensor):
-                    tensors[key] = spaced = joined.new_zeros(buffer.numel)
-                    start = 0
-                    for bucket in buffer.buckets:
-                        length = bucket.numel_unpadded
-                        spaced[bucket.offset : bucket.offset + length] = joined[start : start + length]
-                        start += length
-    return state
 
 
 @torch.no_grad()

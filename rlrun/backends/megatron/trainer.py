@@ -26,6 +26,7 @@ from rlrun.backends.megatron import (
     mapping,
     microbatch,
     step,
+    writer,
 )
 from rlrun.backends.megatron.model import PolicyModel, build_model, build_optimizer, build_scheduler, wrap_ddp
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
@@ -59,6 +60,7 @@ class MegatronTrainer:
         self.info: RankInfo  # from `start` on
         self.model_dir = ""
         self._sender: Any = None
+        self._writing: writer.Writing | None = None
 
     @_in_megatron
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
@@ -180,13 +182,37 @@ class MegatronTrainer:
     @_in_megatron
     def save(self, directory: str) -> None:
         checkpoint.save(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
+        if self.critic is not None:  # gathered when nothing of the policy is left in memory
+            inner, own = self._critic_folder(directory), self.critic
+            checkpoint.save(inner, own.model, own.optimizer, own.scheduler, self.plan.train)
+
+    @_in_megatron
+    def begin_save(self, directory: str) -> None:
+        assert self._writing is None, "finish_save comes before another begin_save"
+        train = self.plan.train
+        requests = [checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy=True)]
         if self.critic is not None:
-            inner = os.path.join(directory, CRITIC)
-            if self.info.rank == 0:
-                os.makedirs(inner)
-            dist.barrier()
-            checkpoint.save(inner, self.critic.model, self.critic.optimizer, self.critic.scheduler, self.plan.train)
+            inner, own = self._critic_folder(directory), self.critic
+            requests.append(checkpoint.request(inner, own.model, own.optimizer, own.scheduler, train, copy=True))
+        self._writing = writer.Writing(directory, requests)
+        self._writing.start()
+
+    def save_done(self) -> bool:
+        return self._writing is None or self._writing.done
+
+    @_in_megatron
+    def finish_save(self) -> float:
+        assert self._writing is not None, "begin_save comes before finish_save"
+        writing, self._writing = self._writing, None
+        return writing.finish()
+
+    def _critic_folder(self, directory: str) -> str:
+        """Made for what is saved there."""
+        inner = os.path.join(directory, CRITIC)
+        if self.info.rank == 0:
+            os.makedirs(inner)
         dist.barrier()
+        return inner
 
     @_in_megatron
     def load(self, directory: str) -> None:

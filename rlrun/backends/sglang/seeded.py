@@ -72,7 +72,8 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
-    """Makes a row of a CPU matrix product independent of the other rows and of their number, in this process.
+    """Makes a row of a CPU matrix product independent of the other rows and of their number, in this process, and a
+    sigmoid independent of its place, which routers take of a few numbers a token.
 
     Replaces SGLang's function of the same name, which knows accelerators only. `enable_bmm`: batched products as well,
     with which latent attention takes the tokens of all requests through its heads.
@@ -86,6 +87,7 @@ def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             _library.impl("mm", matmul_in_blocks, "CPU")
             _library.impl("addmm", _addmm_in_blocks, "CPU")
+            _library.impl("sigmoid", sigmoid, "CPU")
             if enable_bmm:
                 _library.impl("bmm", bmm_in_blocks, "CPU")
                 _library.impl("bmm.out", _bmm_in_blocks_out, "CPU")
@@ -104,6 +106,15 @@ def matmul_in_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # The out= variant is an operator of its own, so this does not come back here.
         torch.mm(a[start : start + ROWS], b, out=out[start : start + ROWS])
     return out[:n]
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """By way of float64: torch computes the bulk of a tensor with vector instructions and its end without, and in
+    float32 the two differ in the last bit."""
+    import torch
+
+    y = (1 + (-x.double()).exp()).reciprocal()
+    return y.to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
 
 
 def bmm_in_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

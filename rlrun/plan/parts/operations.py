@@ -50,6 +50,10 @@ class CheckpointPlan:
     hf_at_end: bool
     digest: bool
     gather: str = "gpu"  # gpu | host
+    keep_every: int | None = None
+    async_save: bool = False
+    hf_interval: int | None = None
+    hf_keep: int | None = None  # None: all
 
 
 @dataclass(frozen=True)

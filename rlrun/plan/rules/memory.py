@@ -98,6 +98,7 @@ def _layout(c: Context, group: Group) -> Layout | None:
         trainer_offload=t.offload,
         rollout_offload=r.offload,
         gather_on_host=c.config.checkpoint.gather == "host",
+        async_save=c.config.checkpoint.async_save,
         max_running=sglang.max_running_requests,
         rollout_gpus=rollout_gpus(p),
         gpus_per_node=p.gpus_per_node,
@@ -237,6 +238,8 @@ def host_memory(c: Context) -> Iterator[Problem]:
     gathered = replace(m, gather_on_host=True)
     if not m.gather_on_host and _host_fits(gathered) and estimate(gathered).verdict != "does not fit":
         hint = "set checkpoint.gather to host (one copy of the optimizer state instead of one a GPU)"
+    elif host.moment == "rollout" and m.async_save and _host_fits(replace(m, async_save=False)):
+        hint = "set checkpoint.async_save to false (no copy of the state beside the parked trainer)"
     elif m.trainer_offload and _host_fits(replace(m, trainer_offload=False)):
         hint = f"set trainer.offload to false, or {hint.removeprefix('set ')}"
     yield c.problem("host-memory-does-not-fit", summary, "placement.host_memory_gib", hint=hint)

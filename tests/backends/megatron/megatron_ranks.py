@@ -1,6 +1,6 @@
 """Trainer ranks as plain processes. Importing Megatron costs seconds, so the processes stay and run one job after
-another; a job is a function of `megatron_jobs` or `critic_jobs`, called with a Rendezvous first. A job that fails ends
-its processes."""
+another; a job is a function of `megatron_jobs`, `critic_jobs` or `checkpoint_jobs`, called with a Rendezvous first. A
+job that fails ends its processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ DEADLINE_S = 120.0
 
 
 def _serve(connection: Any) -> None:
+    import checkpoint_jobs
     import critic_jobs
     import megatron_jobs
+
+    modules = (megatron_jobs, critic_jobs, checkpoint_jobs)
 
     while True:
         message = connection.recv()
@@ -24,7 +27,7 @@ def _serve(connection: Any) -> None:
             return
         name, rendezvous, args = message
         try:
-            job = getattr(megatron_jobs, name, None) or getattr(critic_jobs, name)
+            job = next(getattr(module, name) for module in modules if hasattr(module, name))
             connection.send(("result", job(rendezvous, *args)))
         except BaseException as error:
             connection.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))

@@ -175,3 +175,17 @@ def test_latent_attention_is_the_same_on_one_rank_and_on_two(ranks):
         for key, want in one[name]["weights"].items():
             found = sum(result[name]["weights"][key] for result in two)
             assert np.linalg.norm(found - want) < 1e-5 * np.linalg.norm(want), (name, key)
+
+
+def test_many_short_samples_are_computed_together_and_long_ones_apart():
+    from rlrun.backends.megatron.attention import is_ragged_faster, pieces
+
+    def together(lengths, heads=32):
+        query = torch.empty(1, 1, heads, 128).expand(sum(lengths), 1, heads, 128)
+        return is_ragged_faster(query, pieces(tuple(lengths), 1, 0, torch.device("cpu")))
+
+    assert together([128] * 128)
+    assert together([1024] * 16)
+    assert not together([8192] * 2)
+    assert not together([16384])
+    assert together([2048] * 8, heads=4)  # too small a piece of work to be worth a call

@@ -98,7 +98,7 @@ class FamilyEngine:
 
     def load_from_disk(self, model_dir: str) -> None:
         """SGLang's own update from a checkpoint on disk."""
-        answer = http_json(f"{self.address.url}/update_weights_from_disk", {"model_path": model_dir}, 60.0)
+        answer = http_json(f"{self.address.url}/update_weights_from_disk", {"model_path": model_dir}, 180.0)
         assert answer["success"], answer
 
     def _use(self, call):

@@ -24,14 +24,18 @@ SERVED = ("qwen3_moe", "qwen3_5", "qwen3_5_moe", "glm4", "glm4_moe", "glm4_moe_l
 
 @pytest.mark.parametrize("family", SERVED)
 def test_a_family_is_served_as_hugging_face_computes_it(family, tmp_path):
-    """Prefill and decode of the checkpoint, then whole syncs by value in small buckets and over gloo in one."""
+    """Prefill and decode of the checkpoint, seeded samples, then whole syncs: by value in small buckets, and gloo."""
     reference = Reference(family_plan(family).model.spec, ALPHABET)
     with FamilyEngine(family, reference.save(str(tmp_path / "model")), str(tmp_path)) as engine:
         before = reference.logprobs(TOKENS)
         np.testing.assert_allclose(engine.score(TOKENS), before, atol=FP32)
-        for sample in engine.generate(TOKENS[:6], range(4)):
+        samples = engine.generate(TOKENS[:6], range(16))
+        for sample in samples:
             expected = reference.logprobs([*TOKENS[:6], *sample.token_ids])[5:]
             np.testing.assert_allclose(sample.logprobs, expected, atol=FP32)
+        for seed in (0, 5, 11):  # bit for bit, alone as in its group
+            [alone] = engine.generate(TOKENS[:6], [seed])
+            assert (alone.token_ids, alone.logprobs) == (samples[seed].token_ids, samples[seed].logprobs)
         for backend, bucket_bytes in (("value", 20_000), ("gloo", 1 << 26)):
             reference.perturb(bucket_bytes, 0.5)
             engine.push(reference.named_tensors(), backend=backend, bucket_bytes=bucket_bytes)

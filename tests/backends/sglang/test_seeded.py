@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rlrun.backends.sglang.seeded import _addmm_in_blocks, bmm_in_blocks, matmul_in_blocks, sample_with_seed, uniforms
+from rlrun.backends.sglang.seeded import (
+    _addmm_in_blocks,
+    bmm_in_blocks,
+    matmul_in_blocks,
+    sample_with_seed,
+    sigmoid,
+    uniforms,
+)
 
 SIGNIFICANCE = 1e-4  # seeds are fixed: a test passes or fails for ever
 
@@ -93,6 +100,17 @@ def test_a_row_of_a_batched_product_does_not_depend_on_the_batch(heads, k, m):
         assert torch.equal(bmm_in_blocks(a[:, :n], b), whole[:, :n]), n
         assert torch.equal(bmm_in_blocks(a[:, -n:], b), whole[:, -n:]), n
     assert bmm_in_blocks(a[:, :0], b).shape == (heads, 0, m)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sigmoid_does_not_depend_on_its_place(dtype):
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(0)).mul(20).to(dtype)
+    whole = sigmoid(x)
+    assert whole.dtype == dtype
+    torch.testing.assert_close(whole, torch.sigmoid(x))
+    for n in (1, 3, 8, 17, 999):
+        assert torch.equal(sigmoid(x[-n:]), whole[-n:]), n
+    assert sigmoid(torch.tensor([-1e4, 1e4, torch.inf, -torch.inf])).tolist() == [0, 1, 1, 0]
 
 
 def test_the_product_with_a_bias_agrees_with_torch():
