@@ -39,7 +39,7 @@ def _fp8(plan: RunPlan) -> list[Limit]:
         return []
     what = f"engines that load {path} in FP8, while the weights they are sent are {plan.model.dtype}"
     hint = "dequantise it once with `rlrun convert hf-to-hf SOURCE TARGET` and set model.path to TARGET"
-    return [Limit("fp8-not-runnable", what, hint)]
+    return [Limit("quantised-not-runnable", what, hint)]
 
 
 def _mode(plan: RunPlan) -> list[Limit]:

@@ -31,7 +31,7 @@ def test_an_fp8_checkpoint_is_for_the_trainer_alone(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = ["model.init=pretrained", "model.alphabet=null", f"model.path={tmp_path}"]
     codes = [limit.code for limit in limits(load_plan(["+experiment=quickstart", *model]))]
-    assert codes == ["weights-not-here", "fp8-not-runnable"]
+    assert codes == ["weights-not-here", "quantised-not-runnable"]
     assert [limit.code for limit in limits(load_plan(["+experiment=quickstart_sft", *model]))] == ["weights-not-here"]
 
 

@@ -28,7 +28,7 @@ CODES: dict[str, str] = {
         "The checkpoint to be converted is in a type other than bfloat16 and float32, e.g. float16, so the type of the "
         "result has to be chosen: dtype=bfloat16 rounds, dtype=float32 is exact and twice as large."
     ),
-    "fp8-not-runnable": (
+    "quantised-not-runnable": (
         "The trainer dequantises an FP8 checkpoint when it reads it, but the engines would load it as FP8 and be sent "
         "weights of another type. `rlrun convert hf-to-hf SOURCE TARGET` writes it in bfloat16 once."
     ),
