@@ -1,14 +1,12 @@
 """Saving and loading a training state by Megatron's `dist_checkpointing` (format torch_dist), and its digest.
 
 A checkpoint holds the model, the optimizer (in a form that any parallel layout can read), the schedule's position and
-each rank's generator states. Four faults of megatron-core 0.16.1, on any device, are worked around: two with torch's
-AdamW (without TransformerEngine and Apex) in `load_optimizer`, one in `optimizer_state.space_buckets`, one in
+each rank's generator states. Faults of megatron-core 0.16.1, on any device, are worked around in `optimizer_state` and
 `mixed_optimizer`.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import pickle
 import random
@@ -22,24 +20,16 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
-from rlrun.backends.megatron import mixed_optimizer, optimizer_state, writer
+from rlrun.backends.megatron import optimizer_state, writer
 from rlrun.backends.megatron.mapping import global_parameters, unwrap
 from rlrun.plan.types import TrainPlan
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 """The one optimizer format that loads into another tensor-, pipeline- and data-parallel layout with equal results."""
-
-ON_HOST = {"distrib_optim_fully_reshardable_mem_efficient": True}
-"""Shards are gathered through gloo, on the first data-parallel rank alone: no GPU memory, and one copy on a host."""
-
-FROM_PLAN = ("betas", "eps", "max_lr", "min_lr")
-"""Settings of a parameter group that the plan decides, not the checkpoint. (The schedule sets lr and weight_decay.)"""
 
 
 def save(
@@ -69,12 +59,11 @@ def request(
     the state changes.
     """
     state = _model_and_optimizer(model, optimizer, is_loading=False)
+    state["optimizer"] = {"step": optimizer_state.step(optimizer)}
     state["scheduler"] = scheduler.state_dict()
     state["layout"] = _layout(train)
     state["rng"] = _rng_object()
-    fresh = set()
-    if all(isinstance(inner, DistributedOptimizer) for inner in _inner(optimizer)):
-        fresh = optimizer_state.cut(state["optimizer"])
+    fresh = optimizer_state.cut(state["optimizer_tensors"]) if optimizer_state.is_distributed(optimizer) else set()
     tensors = [t for t in writer.tensors(state) if writer.place(t) not in fresh]  # before Megatron takes it apart
     with writer.failing_as_run_failed(directory), writer.in_process():
         made = dist_checkpointing.save(state, directory, async_sharded_save=True)
@@ -88,18 +77,21 @@ def load(
     scheduler: OptimizerParamScheduler,
     train: TrainPlan,
 ) -> None:
-    """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective."""
-    from_plan = [{key: group[key] for key in FROM_PLAN} for group in optimizer.param_groups]
+    """The inverse of `save`. Generator states are restored only into the layout that saved them. Collective.
+
+    Of the optimizer, the moments, main weights and steps: the settings of its parameter groups are the plan's and the
+    schedule's.
+    """
     state = _model_and_optimizer(model, optimizer, is_loading=True)
     with writer.failing_as_run_failed(directory, reading=True):
-        same_layout = dist_checkpointing.load_common_state_dict(directory)["layout"] == _layout(train)
+        common = dist_checkpointing.load_common_state_dict(directory)
+        same_layout = common["layout"] == _layout(train)
+        step = optimizer_state.saved_step(common["optimizer"])
         if same_layout:
             state["rng"] = _rng_object()
         state = dist_checkpointing.load(state, directory)
     unwrap(model).load_state_dict(state["model"])
-    load_optimizer(optimizer, state["optimizer"])
-    for group, settings in zip(optimizer.param_groups, from_plan, strict=True):
-        group.update(settings)
+    optimizer_state.load(optimizer, state["optimizer_tensors"], step)
     scheduler.num_steps = 0  # load_state_dict adds the checkpoint's steps to these
     scheduler.load_state_dict(state["scheduler"])
     if same_layout:
@@ -107,62 +99,17 @@ def load(
 
 
 def _model_and_optimizer(model: torch.nn.Module, optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
-    metadata: dict[str, Any] = dict(METADATA)
-    for inner in _inner(optimizer):
-        fill_state(inner)
-        if isinstance(inner, DistributedOptimizer):
-            inner.get_parameter_state_dp_zero = functools.partial(optimizer_state.joined, inner)
-            if inner.data_parallel_group_gloo is not None:  # it was built to gather on the host
-                metadata |= ON_HOST
-        elif isinstance(inner, Float16OptimizerWithFloat16Params):
-            inner.sharded_state_dict = functools.partial(mixed_optimizer.sharded_state_dict, inner)
-    sharded = unwrap(model).sharded_state_dict(metadata=metadata)
+    # Sharded tensors alone. Those of the optimizer have a key of their own, beside the numbers that all ranks share.
+    sharded = unwrap(model).sharded_state_dict(metadata=dict(METADATA))
     return {
         "model": sharded,
-        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=metadata),
+        "optimizer_tensors": optimizer_state.sharded(optimizer, sharded, dict(METADATA), is_loading),
     }
 
 
 def _layout(train: TrainPlan) -> list[int]:
-    return [train.tp, train.pp, train.cp, train.dp]
-
-
-def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    return getattr(optimizer, "chained_optimizers", [optimizer])
-
-
-def fill_state(optimizer: MegatronOptimizer) -> None:
-    """Gives torch's AdamW its state at step 0, where it has none yet: Megatron's `state_dict` expects one."""
-    adam = optimizer.optimizer
-    for group in adam.param_groups:
-        for parameter in group["params"]:
-            state = adam.state[parameter]
-            if "step" not in state:
-                state["step"] = torch.tensor(0.0)
-                state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
-                state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-
-
-@torch.no_grad()
-def load_optimizer(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
-    """Loads a state that `dist_checkpointing.load` returned.
-
-    Stock DistributedOptimizer.load_state_dict, with torch's AdamW, (1) looks for a `step` among each parameter's saved
-    tensors, where there is none, and raises KeyError; (2) hands the same `step` tensor to all parameters, each of
-    which then counts every other's steps too: training goes on with wrong bias corrections, silently. So the steps are
-    taken out of the way of the per-parameter load, and put back one for each parameter.
-    """
-    for inner in _inner(optimizer):
-        if not isinstance(inner, DistributedOptimizer):
-            inner.load_state_dict(state)
-            steps = {p: s["step"].clone() for p, s in inner.optimizer.state.items()}
-        else:
-            tensors = state.pop("param_state")
-            inner.load_state_dict(state)
-            steps = {p: s.pop("step").clone() for p, s in inner.optimizer.state.items()}
-            inner.load_parameter_state_from_fully_reshardable(tensors)
-        for parameter, step in steps.items():
-            inner.optimizer.state[parameter]["step"] = step
+    experts = [train.ep, train.etp] if (train.ep, train.etp) != (1, 1) else []
+    return [train.tp, train.pp, train.cp, train.dp, *experts]
 
 
 def rng_state() -> dict[str, Any]:
@@ -207,7 +154,7 @@ def _sha256(parts: Any) -> str:
 
 
 def _optimizer_bytes(optimizer: MegatronOptimizer) -> Iterator[bytes]:
-    for inner in _inner(optimizer):
+    for inner in optimizer_state.inner(optimizer):
         for group in inner.optimizer.param_groups:
             for parameter in group["params"]:
                 yield _bytes(parameter)

@@ -1,10 +1,44 @@
-"""Checkpoints of a bfloat16 model with some float32 parameters, without the distributed optimizer."""
+"""Checkpoints of an optimizer that is not distributed, also of a bfloat16 model with some float32 parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+
+MAIN = "fp32_from_fp16_params"
+
+
+def sharded(optimizer: MegatronOptimizer, model_state: dict[str, Any], is_loading: bool) -> dict[str, Any]:
+    """Moments ("state", by number of the parameter) and, of a bfloat16 model, main weights (`MAIN`, by group)."""
+    if not isinstance(optimizer, Float16OptimizerWithFloat16Params):
+        adam = optimizer.sharded_state_dict(model_state, is_loading)
+        return {"state": _moments(adam)}
+    state = sharded_state_dict(optimizer, model_state, is_loading)
+    # Of lists, `dist_checkpointing` leaves out empty ones.
+    main = {number: dict(enumerate(group)) for number, group in enumerate(state[MAIN])}
+    return {"state": _moments(state["optimizer"]), MAIN: main}
+
+
+def _moments(adam: dict[str, Any]) -> dict[int, Any]:
+    return {number: tensors for number, tensors in adam["state"].items() if number != "common_step"}
+
+
+def load(optimizer: MegatronOptimizer, tensors: dict[str, Any]) -> None:
+    """Takes over what `dist_checkpointing.load` made of `sharded`; every parameter is at step 0 then."""
+    adam = {
+        "state": {**tensors.get("state", {}), "common_step": torch.tensor(0.0)},
+        "param_groups": optimizer.optimizer.state_dict()["param_groups"],
+    }
+    if not isinstance(optimizer, Float16OptimizerWithFloat16Params):
+        optimizer.load_state_dict(adam)
+        return
+    saved = tensors.get(MAIN, {})
+    groups = enumerate(optimizer.fp32_from_float16_groups)
+    main = [[saved[number][i] for i in range(len(group))] for number, group in groups]
+    optimizer.load_state_dict({"optimizer": adam, MAIN: main})
 
 
 def sharded_state_dict(optimizer: Float16OptimizerWithFloat16Params, *args: Any, **kwargs: Any) -> dict[str, Any]:

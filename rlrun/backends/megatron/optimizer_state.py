@@ -1,20 +1,116 @@
-"""The state of a distributed optimizer as a checkpoint has it: joined from all shards, then cut into parameters."""
+"""The state of an optimizer as a checkpoint has it: by parameter, under the names of the parameters.
+
+Megatron makes one optimizer of all parameters, or two where experts are spread over ranks by themselves. Nothing in a
+checkpoint tells which: all tensors are named after their parameters, and all parameters have made the same number of
+steps. A distributed optimizer's state is joined from all shards, then cut into parameters.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
+
+from rlrun.backends.megatron import mixed_optimizer
 
 STATE = ("param", "exp_avg", "exp_avg_sq")
 """What a distributed optimizer holds of a parameter, each in float32."""
 
 PIECE = 2**26
 """Numbers that are gathered on the host at once, from all ranks together."""
+
+ON_HOST = {"distrib_optim_fully_reshardable_mem_efficient": True}
+"""Shards are gathered through gloo, on the first data-parallel rank alone: no GPU memory, and one copy on a host."""
+
+
+def inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """The optimizers of which it consists."""
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def is_distributed(optimizer: MegatronOptimizer) -> bool:
+    return all(isinstance(part, DistributedOptimizer) for part in inner(optimizer))
+
+
+def sharded(
+    optimizer: MegatronOptimizer, model_state: dict[str, Any], metadata: dict[str, Any], is_loading: bool
+) -> dict[int, Any]:
+    """Main weights and moments by inner optimizer, each a shard of the tensor of its whole parameter; `model_state` is
+    the model's sharded state. Collective."""
+    found: dict[int, Any] = {}
+    for index, part in enumerate(inner(optimizer)):
+        fill(part)
+        if isinstance(part, DistributedOptimizer):
+            part.get_parameter_state_dp_zero = functools.partial(joined, part)
+            # It has this group when it was built to gather on the host.
+            how = ON_HOST if part.data_parallel_group_gloo is not None else {}
+            found[index] = part.sharded_param_state_fully_reshardable(model_state, is_loading, metadata | how) or {}
+        else:
+            found[index] = mixed_optimizer.sharded(part, model_state, is_loading)
+    return found
+
+
+@torch.no_grad()
+def load(optimizer: MegatronOptimizer, tensors: dict[int, Any], step: float) -> None:
+    """Takes over what `dist_checkpointing.load` made of `sharded`, and the number of steps.
+
+    Stock DistributedOptimizer.load_state_dict, with torch's AdamW (without TransformerEngine and Apex), (1) looks for a
+    `step` among each parameter's saved tensors, where there is none, and raises KeyError; (2) hands the same `step`
+    tensor to all parameters, each of which then counts every other's steps too: training goes on with wrong bias
+    corrections, silently. So the steps are out of the way of the load, and every parameter gets one of its own.
+    """
+    for index, part in enumerate(inner(optimizer)):
+        own = tensors.get(index, {})  # without parameters on this rank there is nothing
+        if isinstance(part, DistributedOptimizer):
+            for state in part.optimizer.state.values():
+                state.pop("step", None)
+            part.load_parameter_state_from_fully_reshardable(own)
+        else:
+            mixed_optimizer.load(part, own)
+        for parameter in _parameters(part):
+            part.optimizer.state[parameter]["step"] = torch.tensor(step)
+
+
+def fill(part: MegatronOptimizer) -> None:
+    """Gives torch's AdamW its state at step 0, where it has none yet."""
+    for parameter in _parameters(part):
+        state = part.optimizer.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+def step(optimizer: MegatronOptimizer) -> float:
+    """How many steps the parameters have made: all the same."""
+    counts = {float(part.optimizer.state[p]["step"]) for part in inner(optimizer) for p in _parameters(part)}
+    assert len(counts) <= 1, f"parameters have made different numbers of steps: {sorted(counts)}"
+    return max(counts, default=0.0)
+
+
+def saved_step(saved: dict[Any, Any]) -> float:
+    """The number of steps in a checkpoint. Those of earlier versions have it among Megatron's parameter groups or, from
+    an optimizer that is not distributed, beside them, and not at all at step 0 there. Raises ValueError when it is not
+    in any of these places."""
+    if "step" in saved:
+        return float(saved["step"])
+    adam = saved.get("optimizer", saved)
+    if "param_groups" not in adam:
+        raise ValueError("its optimizer state has a form that this version cannot read")
+    group = adam["param_groups"][0]
+    return float(group.get("step", adam.get("state", {}).get("common_step", 0.0)))
+
+
+def _parameters(part: MegatronOptimizer) -> Iterator[Tensor]:
+    for group in part.optimizer.param_groups:
+        yield from group["params"]
 
 
 def joined(

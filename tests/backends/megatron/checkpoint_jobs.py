@@ -92,6 +92,16 @@ def save_in_pieces(
             optimizer_state.PIECE = usual
 
 
+def load_and_save(
+    rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str, again: str, other: TrainBatch
+) -> None:
+    """Loads over the state that a step on `other` left, and saves what is there then."""
+    with started(rendezvous, plan, model_dir) as trainer:
+        train(trainer, other)
+        trainer.load(directory)
+        trainer.save(again)
+
+
 def train(trainer: MegatronTrainer, batch: TrainBatch) -> None:
     """One step of the policy, and of the critic when there is one: any numbers do for that."""
     mine = share(batch, trainer.info.dp, trainer.plan.train.dp)

@@ -174,16 +174,12 @@ def load_and_go_on(
         if warm:
             trainer.train_step(share(batches[0], trainer.info.dp, plan.train.dp))
         trainer.load(directory)
-        steps = {id(s["step"]) for s in _adam(trainer).state.values()}
+        steps = [s["step"] for part in trainer.optimizer.chained_optimizers for s in part.optimizer.state.values()]
         return {
             "at_load": trainer.digest(),
-            "own_steps": len(steps) == len(_adam(trainer).state),
+            "own_steps": len({id(step) for step in steps}) == len(steps),
             **_go_on(trainer, batches),
         }
-
-
-def _adam(trainer: MegatronTrainer) -> torch.optim.Optimizer:
-    return trainer.optimizer.chained_optimizers[0].optimizer
 
 
 def _go_on(trainer: MegatronTrainer, batches: list[TrainBatch]) -> dict[str, Any]:
