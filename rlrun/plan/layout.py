@@ -54,7 +54,7 @@ class Layout:
     mem_fraction: float | None
     max_total_tokens: int | None
     sample_tokens: int  # longest prompt and response
-    bucket_bytes: int
+    bucket_bytes: int  # of a weight sync; 0 without buckets
     etp: int = 1
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None

@@ -159,11 +159,18 @@ def _schedule(o: OptimizerPlan) -> str:
 
 
 def _weights(plan: RunPlan, sync: SyncPlan) -> str:
-    how = {"value": "by value", "cuda_ipc": "CUDA IPC", "gloo": "gloo", "nccl": "nccl"}[sync.backend]
+    how = {"value": "by value", "cuda_ipc": "CUDA IPC", "gloo": "gloo", "nccl": "nccl", "disk": "by disk"}[sync.backend]
     verify = ", canary checked" if sync.verify == "canary" else ""
     receivers = sum(engine.model == "policy" for engine in plan.engines)
     to = f", to each of {receivers} engines" if receivers > 1 else ""
-    return f"{how}, {_size(sync.total_bytes)} {plan.model.dtype} each step{to}{verify}"
+    return f"{how}, {_size(sync.total_bytes)} {plan.model.dtype} each step{to}{_through(plan, sync)}{verify}"
+
+
+def _through(plan: RunPlan, sync: SyncPlan) -> str:
+    if not sync.disk_bytes:
+        return ""
+    folder = os.path.join(sync.directory or os.path.join(plan.output_dir, plan.name), "")
+    return f", through {_path(folder)} (up to {_size(sync.disk_bytes)} there)"
 
 
 def _seed(plan: RunPlan) -> str:

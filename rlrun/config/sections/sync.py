@@ -8,11 +8,15 @@ from rlrun.config.sections.base import NonNegative, Positive, Section
 
 
 class WeightSyncConfig(Section):
-    transport: Literal["tensor", "distributed"] = "tensor"
+    transport: Literal["tensor", "distributed", "disk"] = "tensor"
     """tensor: handed to the engine on the same slot (by value on cpu, CUDA IPC on cuda), colocated only.
-    distributed: a gloo or NCCL group of trainer rank 0 and every engine."""
+    distributed: a gloo or NCCL group of trainer rank 0 and every engine. disk: a Hugging Face checkpoint in a folder
+    that trainer rank 0 and every engine see; any placement."""
     bucket_mb: Positive = 512
-    """Size of one transfer in MiB."""
+    """Size of one transfer in MiB; disk has no transfers."""
+    dir: str | None = None
+    """Folder for disk, on a file system that all nodes share; each run makes its own in it, and takes it away at its
+    end. null is `weight_sync` in the folder of the run."""
     verify: Literal["version", "canary"] = "version"
     """After each sync: read the version back from every engine; canary also compares log-probs on a fixed text."""
 

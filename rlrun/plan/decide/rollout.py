@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlrun.config.partial import Partial
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
-from rlrun.plan.context import Context, local_path
+from rlrun.plan.context import Context, absolute, local_path
 from rlrun.plan.decide.model import BYTES
 from rlrun.plan.groups import engine_blocks, has_engines, has_trainer
 from rlrun.plan.parts.model import ModelPlan
@@ -137,6 +137,9 @@ def sync_plan(config: RunConfig, model: ModelPlan) -> SyncPlan | None:
         ("tensor", "cuda"): "cuda_ipc",
         ("distributed", "cpu"): "gloo",
         ("distributed", "cuda"): "nccl",
-    }[s.transport, config.placement.device]
+    }.get((s.transport, config.placement.device), s.transport)
     total = model.spec.num_parameters * BYTES[model.dtype]
-    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total)
+    # A version stays until every engine has the next one.
+    disk = 2 * total if s.transport == "disk" else 0
+    directory = absolute(s.dir) if s.dir is not None else None
+    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total, directory, disk)

@@ -30,6 +30,10 @@ WEIGHT_SYNC = 0.4
 """Share of a link's bandwidth while weights are gathered, sent and loaded tensor by tensor. Published syncs by plain
 NCCL reach 0.1 to 0.85 of one 400 Gb/s adapter; here a single rank sends."""
 
+SHARED_DISK = 2e9
+"""Bytes a second that one process writes to, or reads from, a file system that nodes share. Assumed: they differ by
+more than ten times."""
+
 BUCKET_S = 0.05
 """Seconds for each bucket of a weight sync beside its bytes: a request to every engine and their barrier."""
 

@@ -119,8 +119,10 @@ SYNCHRONOUS = AsyncPlan()
 
 @dataclass(frozen=True)
 class SyncPlan:
-    transport: str  # tensor | distributed
-    backend: str  # value | cuda_ipc | gloo | nccl
+    transport: str  # tensor | distributed | disk
+    backend: str  # value | cuda_ipc | gloo | nccl | disk
     bucket_bytes: int
     verify: str  # version | canary
     total_bytes: int  # one full copy of the weights
+    directory: str | None = None  # where files go; None: into the folder of the run
+    disk_bytes: int = 0  # most that lies there at a time

@@ -88,7 +88,7 @@ def _layout(c: Context, group: Group) -> Layout | None:
         mem_fraction=sglang.mem_fraction_static,
         max_total_tokens=sglang.max_total_tokens,
         sample_tokens=r.max_prompt_tokens + r.max_response_tokens,
-        bucket_bytes=c.config.weight_sync.bucket_mb * 2**20,
+        bucket_bytes=0 if c.config.weight_sync.transport == "disk" else c.config.weight_sync.bucket_mb * 2**20,
         etp=p.trainer.etp,
         first_stage_layers=p.trainer.first_stage_layers,
         last_stage_layers=p.trainer.last_stage_layers,

@@ -1,0 +1,31 @@
+"""Where weights that travel by disk lie, and who writes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlrun.plan.types import SyncPlan
+
+FOLDER = "weight_sync"
+
+
+@dataclass(frozen=True)
+class Files:
+    """`folder` belongs to this run alone. `write(named, target)` makes a whole Hugging Face checkpoint of the tensors,
+    each drawn once, and raises RunFailed without leaving anything when it cannot."""
+
+    folder: str
+    write: Callable[[Iterable[tuple[str, Tensor]], str], None]
+
+
+def folder_of(plan: SyncPlan, name: str, run_dir: str) -> str:
+    """The folder of one run: inside the run's own, or inside the one that the plan names, where other runs may be."""
+    if plan.directory is None:
+        return os.path.join(run_dir, FOLDER)
+    return os.path.join(plan.directory, name, os.path.basename(os.path.normpath(run_dir)))

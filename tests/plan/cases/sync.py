@@ -1,0 +1,36 @@
+"""Weights by disk."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from case import BIG, QUICK, Case
+
+TWO_NODES = ["placement.num_nodes=2", "placement.trainer.gpus=16", "placement.rollout.gpus=16"]
+
+
+def taken(folder: Path) -> None:
+    (folder / "taken").write_text("")
+
+
+CASES = [
+    Case(
+        "sync-dir-unusable",
+        [QUICK, "weight_sync.transport=disk", "weight_sync.dir=taken/weights"],
+        ["weight_sync.dir=weights"],
+        taken,
+    ),
+    Case(
+        "sync-dir-not-shared",
+        [BIG, *TWO_NODES, "weight_sync.transport=disk", "output_dir=/tmp/runs"],
+        ["weight_sync.transport=tensor"],
+    ),
+    Case("inactive-key", [QUICK, "weight_sync.dir=weights"], ["weight_sync.dir=null"]),
+    Case(
+        "inactive-key",
+        [QUICK, "weight_sync.transport=disk", "weight_sync.bucket_mb=64"],
+        ["weight_sync.bucket_mb=512"],
+    ),
+]
