@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 FOLDER = "weight_sync"
 
+CHANGES_FORMAT = "rlrun_changes"
+"""`load_format` of requests that name a file of changes (`rlrun.backends.sglang.weight_changes`)."""
+
 
 @dataclass(frozen=True)
 class Files:

@@ -1,5 +1,5 @@
 """Trainer rank 0 hands all weights to every engine: by value or CUDA IPC over HTTP, or by a gloo or NCCL broadcast; by
-files in `disk`.
+files in `disk` and `changes`.
 
 What those by request and broadcast share is in `BucketSender.send`: buckets of bounded size (`groups.py` says which
 weights share one), names checked against those expected, the version and the cache flush on the last bucket alone, and
@@ -60,14 +60,16 @@ def make_sender(
     timeout_s: float = 600.0,
     files: Files | None = None,
 ) -> Sender:
-    """The sender of `plan.backend`: value, cuda_ipc, gloo, nccl or disk. `device` is where the tensors given to it
-    live, cpu or cuda; `timeout_s` is the deadline of each request and of each collective; what travels by disk takes
-    `files`."""
-    if plan.backend == "disk":
+    """The sender of `plan.backend`: value, cuda_ipc, gloo, nccl, disk or delta. `device` is where the tensors given to
+    it live, cpu or cuda; `timeout_s` is the deadline of each request and of each collective; what travels by disk
+    takes `files`."""
+    if plan.backend in ("disk", "delta"):
+        from rlrun.weight_sync.changes import DeltaSender
         from rlrun.weight_sync.disk import DiskSender
 
         assert files is not None, "a transport by disk without a folder"
-        return DiskSender(plan, engines, device, timeout_s, files)
+        by_file = DiskSender if plan.backend == "disk" else DeltaSender
+        return by_file(plan, engines, device, timeout_s, files)
     wanted = {"value": "cpu", "gloo": "cpu", "cuda_ipc": "cuda", "nccl": "cuda"}[plan.backend]
     assert wanted == device, f"{plan.backend} moves {wanted} tensors, not {device} ones"
     kind: dict[str, Callable[..., Sender]]

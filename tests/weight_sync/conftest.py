@@ -10,11 +10,11 @@ from fake_engine import FakeEngine
 
 
 @pytest.fixture
-def fake_engine():
+def fake_engine(tmp_path):
     made = []
 
     def make(**options) -> FakeEngine:
-        made.append(FakeEngine(**options))
+        made.append(FakeEngine(folder=str(tmp_path), **options))
         return made[-1]
 
     yield make

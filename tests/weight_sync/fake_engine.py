@@ -7,21 +7,28 @@ import json
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
 from safetensors.torch import load_file
 
 from rlrun.backends.base import EngineAddress
+from rlrun.errors import RunFailed
+from rlrun.weight_sync.delta.mirror import Mirror
+from rlrun.weight_sync.files import CHANGES_FORMAT
 
 
 class FakeEngine:
     """Applies flattened buckets with SGLang's own arithmetic; `refuse_at` fails that update, counted from 0."""
 
-    def __init__(self, refuse_at: int | None = None, reports: str | None = None):
+    def __init__(self, refuse_at: int | None = None, reports: str | None = None, folder: str | None = None):
         self.weights: dict[str, torch.Tensor] = {}
         self.updates: list[dict] = []
         self.version = "0"
+        self.mirror = Mirror(folder)
+        self.harm: Callable[[str], None] = lambda path: None
+        """What becomes of a file of changes on its way."""
         self._refuse_at, self._reports = refuse_at, reports
         engine = self
 
@@ -62,7 +69,18 @@ class FakeEngine:
         self.weights = load_file(os.path.join(folder, "model.safetensors"))
         return None
 
+    def load_changes(self, path: str) -> str | None:
+        self.harm(path)
+        try:
+            for name in self.mirror.apply(path):
+                self.weights[name] = self.mirror.tensors[name].clone()
+        except RunFailed as e:
+            return str(e)
+        return None
+
     def load(self, body: dict) -> str | None:
+        if body["load_format"] == CHANGES_FORMAT:
+            return self.load_changes(pickle.loads(base64.b64decode(body["serialized_named_tensors"][0])))
         ranks = [pickle.loads(base64.b64decode(text)) for text in body["serialized_named_tensors"]]
         for meta in ranks[0]["metadata"]:
             part = ranks[0]["flattened_tensor"][meta.start_idx : meta.end_idx]

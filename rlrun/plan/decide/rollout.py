@@ -139,7 +139,8 @@ def sync_plan(config: RunConfig, model: ModelPlan) -> SyncPlan | None:
         ("distributed", "cuda"): "nccl",
     }.get((s.transport, config.placement.device), s.transport)
     total = model.spec.num_parameters * BYTES[model.dtype]
-    # A version stays until every engine has the next one.
-    disk = 2 * total if s.transport == "disk" else 0
+    # A checkpoint stays until every engine has the next one; of a delta, the first file is the largest.
+    disk = {"disk": 2 * total, "delta": total}.get(s.transport, 0)
+    copy = total if s.transport == "delta" else 0
     directory = absolute(s.dir) if s.dir is not None else None
-    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total, directory, disk)
+    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total, directory, disk, copy, copy)

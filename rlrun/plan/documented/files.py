@@ -16,6 +16,11 @@ CODES: dict[str, str] = {
         "and this folder is one that each node has for itself. It is weight_sync.dir or, without one, in the folder of "
         "the run below output_dir."
     ),
+    "delta-external": (
+        "Delta transport sends what changed, and code of rlrun inside of each engine applies it to the engine's own "
+        "copy of the weights. A server that rlrun did not start has no such code; disk transport uses what every "
+        "SGLang server has."
+    ),
     "unexpanded-variable": (
         "A path contains $NAME. rlrun expands ~, and leaves $NAME to the shell: inside single quotes or a YAML "
         "file it would name a folder called `$NAME`. YAML says ${oc.env:NAME}."

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from rlrun.errors import Problem
 from rlrun.plan.context import Context, absolute
-from rlrun.plan.groups import has_engines, has_trainer
+from rlrun.plan.groups import external_policy, has_engines, has_trainer
 from rlrun.plan.rules.algo import inactive
 from rlrun.plan.rules.files import unusable
 
 TRANSPORT, DIR, BUCKET = "weight_sync.transport", "weight_sync.dir", "weight_sync.bucket_mb"
-BY_DISK = ("disk",)
+BY_DISK = ("disk", "delta")
 OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that each node has for itself."""
 
@@ -49,4 +49,12 @@ def _syncs(c: Context) -> bool:
     return has_trainer(c.config.placement) and has_engines(c.config.placement)
 
 
-RULES = (keys_of_transports, directory)
+def external_engines(c: Context) -> Iterator[Problem]:
+    """What applies changes to an engine's weights runs inside of the engine."""
+    if c.config.weight_sync.transport == "delta" and external_policy(c.config.placement):
+        summary = "servers that rlrun does not start cannot read its files of changes"
+        hint = f"set {TRANSPORT} to disk"
+        yield c.problem("delta-external", summary, TRANSPORT, "placement.rollout.external", hint=hint)
+
+
+RULES = (keys_of_transports, directory, external_engines)
