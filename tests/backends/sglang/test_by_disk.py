@@ -81,7 +81,7 @@ class Live:
 @pytest.fixture(scope="module")
 def live(make_plan, make_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("by_disk")
-    plan = make_plan()
+    plan = make_plan(tp=2)
     model_dir = make_model(str(directory / "model"), plan)
     server = ServerProcess(plan.engines[0], plan, model_dir, str(directory / "logs"))
     server.start()
