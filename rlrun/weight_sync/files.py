@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +28,15 @@ class Files:
     write: Callable[[Iterable[tuple[str, Tensor]], str], None]
 
 
+def clean(plan: SyncPlan | None, name: str, run_dir: str) -> None:
+    """Takes away what a run that broke has left in its folder."""
+    if plan is not None and plan.disk_bytes:
+        shutil.rmtree(folder_of(plan, name, run_dir), ignore_errors=True)
+
+
 def folder_of(plan: SyncPlan, name: str, run_dir: str) -> str:
-    """The folder of one run: inside the run's own, or inside the one that the plan names, where other runs may be."""
+    """The folder of one run: inside the run's own, or inside the one that the plan names, where other runs
+    and anything else may be: it is emptied and deleted as a whole."""
     if plan.directory is None:
         return os.path.join(run_dir, FOLDER)
-    return os.path.join(plan.directory, name, os.path.basename(os.path.normpath(run_dir)))
+    return os.path.join(plan.directory, f"{FOLDER}-{name}-{os.path.basename(os.path.normpath(run_dir))}")

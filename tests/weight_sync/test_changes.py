@@ -186,6 +186,17 @@ def test_a_copy_says_what_changed_and_other_processes_see_it(tmp_path):
         assert torch.equal(other[name], tensor)
 
 
+def test_a_copy_without_a_name_stays_as_long_as_it_is_open(tmp_path):
+    mirror, weights, delta = updates(tmp_path)
+    path, other = Path(mirror.path), open_tensors(mirror.path, mirror.places)
+    mirror.unlink()
+    mirror.unlink()
+    assert not path.exists()
+    mirror.apply(delta)
+    for name, tensor in weights.items():
+        assert torch.equal(other[name], tensor)
+
+
 def test_changes_need_their_base(tmp_path):
     _, _, delta = updates(tmp_path)
     empty = Mirror(str(tmp_path))

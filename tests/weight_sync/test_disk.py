@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
-from rlrun.weight_sync.files import Files, folder_of
+from rlrun.weight_sync.files import Files, clean, folder_of
 from rlrun.weight_sync.senders import make_sender
 
 WEIGHTS = [
@@ -118,7 +118,23 @@ def test_a_folder_that_cannot_be_made_is_named(fake_engine, connect, tmp_path):
         connect([fake_engine()])
 
 
+def test_what_a_broken_run_leaves_is_taken_away(tmp_path):
+    run_dir = tmp_path / "quick" / "20260101-120000"
+    (run_dir / "weight_sync" / "version_000001").mkdir(parents=True)
+    (run_dir / "logs").mkdir()
+    clean(None, "quick", str(run_dir))
+    clean(SyncPlan("tensor", "value", 1, "version", 0), "quick", str(run_dir))
+    assert (run_dir / "weight_sync").is_dir()
+    clean(SyncPlan("disk", "disk", 1, "version", 5, None, 10), "quick", str(run_dir))
+    assert os.listdir(run_dir) == ["logs"]
+    # Also where the folder of weights is that of the runs, nothing else goes.
+    (tmp_path / "weight_sync-quick-20260101-120000").mkdir()
+    clean(SyncPlan("disk", "disk", 1, "version", 5, str(tmp_path), 10), "quick", str(run_dir))
+    assert os.listdir(tmp_path) == ["quick"]
+    assert os.listdir(run_dir) == ["logs"]
+
+
 def test_runs_that_share_a_folder_have_their_own_in_it():
     assert folder_of(PLAN, "quick", "/runs/quick/20260101-120000") == "/runs/quick/20260101-120000/weight_sync"
     shared = SyncPlan("disk", "disk", 1, "version", 0, "/shared")
-    assert folder_of(shared, "quick", "/runs/quick/20260101-120000/") == "/shared/quick/20260101-120000"
+    assert folder_of(shared, "quick", "/runs/quick/20260101-120000/") == "/shared/weight_sync-quick-20260101-120000"

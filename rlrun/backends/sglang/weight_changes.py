@@ -55,11 +55,11 @@ def update(runner: Any, path: str) -> tuple[bool, str]:
     except Exception as e:
         problem = f"rank {group.rank_in_group} cannot load the changed weights: {e!r}; they are mixed now"
     problems = [text for text in _from_all(group, problem) if text]
-    if problems:
-        if group.rank_in_group == 0:
-            runner.rlrun_mirror.version = None  # only a full update helps
-        return False, problems[0]
-    return True, "Success"
+    if group.rank_in_group == 0 and problems:
+        runner.rlrun_mirror.version = None  # only a full update helps
+    elif group.rank_in_group == 0:
+        runner.rlrun_mirror.unlink()
+    return (False, problems[0]) if problems else (True, "Success")
 
 
 def load_changed(model: nn.Module, tensors: Mapping[str, Tensor], changed: Collection[str]) -> None:

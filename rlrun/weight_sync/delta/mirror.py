@@ -54,6 +54,13 @@ class Mirror:
             return set(self.tensors)
         return {name for record in update.records if record.delta.changed for name, _ in record.changes()}
 
+    def unlink(self) -> None:
+        """Takes the file's name away, once every rank has opened it: it then ends with the last of them, however they
+        end."""
+        if self.path:
+            os.remove(self.path)
+            self.path = ""
+
     def _make_room(self, update: Update) -> None:
         places, size = {}, 0
         for record in update.records:

@@ -64,6 +64,7 @@ def files(tmp_path):
 def test_what_changed_is_loaded_with_what_belongs_to_it(runner, files):
     full, second, third = files
     assert weight_changes.update(runner, full) == (True, "Success")
+    assert runner.rlrun_mirror.path == ""
     assert [sorted(call) for call in runner.model.calls] == [sorted(["norm", *LATENT, PACKED]), [SINGLE]]
     runner.model.calls.clear()
     assert weight_changes.update(runner, second) == (True, "Success")
