@@ -78,8 +78,8 @@ class TrainBackend(Protocol):
         """As train_step, for the critic: value_loss, value_clip_fraction, grad_norm, lr."""
         ...
 
-    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
-        """Opens the weight-sync transport of the plan."""
+    def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
+        """Opens the weight-sync transport of the plan. `run_dir`: the run's folder, for what travels by disk."""
         ...
 
     def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:

@@ -166,7 +166,7 @@ class FakeTrainer:
         values = {name: float(value) for name, value in metrics.items()}
         return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": self._plan.critic.optimizer.lr})
 
-    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+    def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         return None
 
     def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:

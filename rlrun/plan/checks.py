@@ -26,6 +26,7 @@ from rlrun.plan.rules import (
     sampling,
     server_groups,
     sft,
+    sync,
     time,
 )
 
@@ -48,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     *arguments.RULES,
     *frozen.RULES,
     *offload.RULES,
+    *sync.RULES,
     *memory.RULES,
     *time.RULES,
     *files.RULES,

@@ -1,9 +1,10 @@
 """How many bytes of a node's host memory a run takes at its worst moment.
 
 Always: an allowance for each process, and, with the optimizer on the host, its float32 weights and moments (12 bytes a
-parameter that a rank has the state of) and the pinned copy of the gradients it steps with (4). While engines generate:
-what an offloaded trainer has parked, and the copy of a checkpoint that is still being written. While a checkpoint is
-saved: what is gathered and written.
+parameter that a rank has the state of) and the pinned copy of the gradients it steps with (4); with delta transport, on
+the node of trainer rank 0, the weights as the engines have them, pinned, and a copy for each engine there. While
+engines generate: what an offloaded trainer has parked, and the copy of a checkpoint that is still being written. While
+a checkpoint is saved: what is gathered and written.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import operator
 
 from rlrun.plan.layout import GIB, HOST_PROCESS, Layout, Terms
-from rlrun.plan.parameters import share, stage_parameters, stage_sizes
+from rlrun.plan.parameters import count_parameters, share, stage_parameters, stage_sizes
 from rlrun.plan.types import HostMemory, MemoryTerm
 
 
@@ -23,6 +24,8 @@ def host_memory(m: Layout) -> HostMemory:
     owned = ranks * sum(max(_owned(m, stage) for stage in model) for model in models)
     if m.optimizer_offload:
         always |= {"optimizer": 12 * owned, "pinned gradients": 4 * owned}
+    if m.delta_sync:
+        always |= _delta_copies(m)
     moments: dict[str, Terms] = {"save": always | {"checkpoint": _staging(m, models, ranks)}}
     if m.colocated and m.trainer_offload:
         moments["rollout"] = always | {"parked trainer": _parked(m, ranks, owned, models)}
@@ -32,6 +35,14 @@ def host_memory(m: Layout) -> HostMemory:
     terms = moments[moment]
     node = None if m.host_gib is None else int(m.host_gib * GIB)
     return HostMemory(moment, sum(terms.values()), node, tuple(MemoryTerm(k, v) for k, v in terms.items() if v))
+
+
+def _delta_copies(m: Layout) -> Terms:
+    """Pinned memory has up to twice the bytes, as torch rounds its blocks up to powers of two. An engine's copy is in a
+    file, which the temporary folder may keep in memory."""
+    copy = m.weight_bytes * count_parameters(m.spec)
+    engines = -(-min(m.gpus_per_node, m.rollout_gpus) // (m.engine_tp * m.engine_pp))
+    return {"delta snapshot": 2 * copy, "engine copies": engines * copy}
 
 
 def _owned(m: Layout, stage: tuple[int, int]) -> int:

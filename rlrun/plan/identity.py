@@ -22,6 +22,8 @@ def resolved(c: Context) -> dict[str, Any]:
     assert isinstance(config, RunConfig)
     values = config.model_dump(mode="json")
     values["output_dir"] = absolute(config.output_dir)
+    if config.weight_sync.dir is not None:
+        values["weight_sync"]["dir"] = absolute(config.weight_sync.dir)
     for dataset in (values["data"]["train"], values["data"]["eval"]):
         if dataset is not None:
             dataset["path"] = absolute(dataset["path"])

@@ -25,6 +25,9 @@ DEFAULT_FRACTION = 0.85
 HOST_PROCESS = 4 * GIB
 """Allowance for the host memory of one trainer or engine process: Python, torch, CUDA, pinned buffers."""
 
+DELTA_WORK = GIB // 2
+"""Allowance for comparing and encoding one segment of weights (2^24 elements) on a GPU: masks, positions, codes."""
+
 TIGHT = 0.9
 """Above this share of a GPU a run may still end out of memory: by fragmentation (about 5 %) or by these estimates."""
 
@@ -54,7 +57,7 @@ class Layout:
     mem_fraction: float | None
     max_total_tokens: int | None
     sample_tokens: int  # longest prompt and response
-    bucket_bytes: int
+    bucket_bytes: int  # of a weight sync; 0 without buckets
     etp: int = 1
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
@@ -73,6 +76,7 @@ class Layout:
     engine_dp: int = 1  # data-parallel attention ranks of an engine
     gpus_per_node: int = 8
     host_gib: float | None = None
+    delta_sync: bool = False  # weights travel as their changes
 
     @property
     def world(self) -> int:

@@ -61,7 +61,7 @@ def _colocated_nodes(plan: RunPlan) -> list[Limit]:
         return []
     which = f"engine {away[0]}" if len(away) == 1 else f"engines {away[0]} to {away[-1]}"
     what = f"{which} on other nodes than trainer rank 0, which hands out the weights by CUDA IPC"
-    hint = "use `rlrun plan`, or set placement.mode to disaggregated and weight_sync.transport to distributed"
+    hint = "set weight_sync.transport to disk, in a folder that all nodes share, or use `rlrun plan`"
     return [Limit("colocated-nodes-not-runnable", what, hint)]
 
 

@@ -36,7 +36,15 @@ from __future__ import annotations
 from rlrun.plan.activations import activations, largest_layer, logits, whole_logits
 from rlrun.plan.host_memory import host_memory
 from rlrun.plan.kv import engine_terms, kv_cache
-from rlrun.plan.layout import ENGINE_OVERHEAD, TIGHT, TRAINER_OVERHEAD, Layout, Terms, state_bytes_per_parameter
+from rlrun.plan.layout import (
+    DELTA_WORK,
+    ENGINE_OVERHEAD,
+    TIGHT,
+    TRAINER_OVERHEAD,
+    Layout,
+    Terms,
+    state_bytes_per_parameter,
+)
 from rlrun.plan.parameters import share, stage_parameters, stage_sizes
 from rlrun.plan.types import MemoryPlan, MemoryTerm, PhaseMemory
 
@@ -120,8 +128,12 @@ def save_terms(m: Layout, stage: int, base: Terms) -> Terms:
 
 
 def sync_terms(m: Layout, base: Terms) -> Terms:
-    """A bucket, and the largest tensor put together from its parts."""
-    return base | {"bucket": m.bucket_bytes, "full tensors": _full_tensors(m)}
+    """A bucket, and the largest tensor put together from its parts; for a delta also the old one, and what it takes to
+    find and to write down what differs."""
+    terms = base | {"bucket": m.bucket_bytes, "full tensors": _full_tensors(m)}
+    if m.delta_sync:
+        terms["delta"] = _full_tensors(m) // 2 + DELTA_WORK
+    return terms
 
 
 def _full_tensors(m: Layout) -> int:

@@ -158,12 +158,31 @@ def _schedule(o: OptimizerPlan) -> str:
     return f"{o.lr:g} {o.schedule}{floor}{warmup}"
 
 
+HOW = {
+    "value": "by value",
+    "cuda_ipc": "CUDA IPC",
+    "gloo": "gloo",
+    "nccl": "nccl",
+    "disk": "by disk",
+    "delta": "changes by disk",
+}
+
+
 def _weights(plan: RunPlan, sync: SyncPlan) -> str:
-    how = {"value": "by value", "cuda_ipc": "CUDA IPC", "gloo": "gloo", "nccl": "nccl"}[sync.backend]
+    how = HOW[sync.backend]
     verify = ", canary checked" if sync.verify == "canary" else ""
     receivers = sum(engine.model == "policy" for engine in plan.engines)
     to = f", to each of {receivers} engines" if receivers > 1 else ""
-    return f"{how}, {_size(sync.total_bytes)} {plan.model.dtype} each step{to}{verify}"
+    of = "of " if sync.backend == "delta" else ""
+    return f"{how}, {of}{_size(sync.total_bytes)} {plan.model.dtype} each step{to}{_through(plan, sync)}{verify}"
+
+
+def _through(plan: RunPlan, sync: SyncPlan) -> str:
+    if not sync.disk_bytes:
+        return ""
+    folder = os.path.join(sync.directory or os.path.join(plan.output_dir, plan.name), "")
+    copies = f", a copy of {_size(sync.engine_bytes)} on the trainer's host and for each engine" * bool(sync.host_bytes)
+    return f", through {_path(folder)} (up to {_size(sync.disk_bytes)} there){copies}"
 
 
 def _seed(plan: RunPlan) -> str:

@@ -53,8 +53,8 @@ class TrainerActor:
     def value_step(self, batch: ValueBatch) -> TrainMetrics:
         return self._backend.value_step(batch)
 
-    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
-        self._backend.connect_engines(engines)
+    def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
+        self._backend.connect_engines(engines, run_dir)
 
     def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:
         return self._backend.publish(engines, version)

@@ -23,6 +23,7 @@ from rlrun.runtime.actors import EngineActor, RouterActor, TrainerActor
 from rlrun.runtime.bundles import in_slot_order, misplaced, visible_without_reserved
 from rlrun.runtime.supervise import Supervisor
 from rlrun.runtime.trainer_group import TrainerGroup
+from rlrun.weight_sync.files import clean
 
 TRAINER_GPU_SHARE = 0.4
 ENGINE_GPU_SHARE = 0.2
@@ -220,4 +221,5 @@ class Cluster:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._engine_actors, self._trainer_actors, self._router_actor = [], [], None
+        clean(self.plan.sync, self.plan.name, self.run_dir)
         ray.shutdown()

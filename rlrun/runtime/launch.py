@@ -150,7 +150,7 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
             plan, cluster, inputs, trackers, store, progress, runner, client, mlflow_run_id=outcome.mlflow_run_id
         )
         if plan.sync is not None:
-            cluster.trainer.connect_engines(cluster.engines)
+            cluster.trainer.connect_engines(cluster.engines, start.run_dir)
         outcome.startup_s = time.time() - outcome.began
         if start.state is not None and start.checkpoint is not None:
             _restore(run_, start.state, start.checkpoint, cluster)

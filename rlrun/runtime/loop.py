@@ -200,6 +200,8 @@ def publish(run: Run, version: int) -> dict[str, float]:
     """The trainer's weights to every engine, as `version`; optionally a canary text scored by both sides."""
     sent = run.trainer.publish(version)
     metrics = {"sync/bytes": float(sent["bytes"]), "train/policy_version": float(version)}
+    if "full_updates" in sent:
+        metrics["sync/full_updates"] = sent["full_updates"]
     if run.canary is not None:
         metrics["sync/canary_abs_diff_max"] = run.canary(version)
     return metrics

@@ -68,10 +68,12 @@ class TrainerGroup:
         )
         return results[0]
 
-    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+    def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         self._engines = list(engines)
         self._call(
-            "connecting to the engines", self._timeouts.sync_s, lambda a, _: a.connect_engines.remote(self._engines)
+            "connecting to the engines",
+            self._timeouts.sync_s,
+            lambda a, _: a.connect_engines.remote(self._engines, run_dir),
         )
 
     def publish(self, version: int) -> dict[str, float]:

@@ -70,6 +70,7 @@ METRICS: dict[str, str] = {
     "perf/train_tokens_per_s": "prompt and response tokens a second of the optimizer steps (SFT)",
     "perf/response_tokens_per_s": "response tokens generated a second of generation",
     "sync/bytes": "bytes sent to each engine",
+    "sync/full_updates": "with delta transport, engines that got all weights instead of changes",
     "sync/canary_abs_diff_max": "canary: largest engine-trainer log-prob difference on a fixed text",
     "eval/reward_mean": "mean reward on the evaluation prompts",
     "eval/response_tokens_mean": "mean response length on the evaluation prompts, tokens",

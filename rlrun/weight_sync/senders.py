@@ -1,9 +1,10 @@
-"""Trainer rank 0 hands all weights to every engine: by value or CUDA IPC over HTTP, or by a gloo or NCCL broadcast.
+"""Trainer rank 0 hands all weights to every engine: by value or CUDA IPC over HTTP, or by a gloo or NCCL broadcast; by
+files in `disk` and `changes`.
 
-What the three share is in `Sender.send`: buckets of bounded size (`groups.py` says which weights share one), names
-checked against those expected, the version and the cache flush on the last bucket alone, and the version read back from
-every engine. SGLang answers "success" to names that it does not know, so nothing is taken on trust. A failed transfer
-raises; it leaves engines with mixed weights under the old version, and the run must end.
+What those by request and broadcast share is in `BucketSender.send`: buckets of bounded size (`groups.py` says which
+weights share one), names checked against those expected, the version and the cache flush on the last bucket alone, and
+the version read back from every engine. SGLang answers "success" to names that it does not know, so nothing is taken on
+trust. A failed transfer raises; it leaves engines with mixed weights under the old version, and the run must end.
 
 The engines must be idle: SGLang applies an update when its requests are done, and may fail when they are not.
 
@@ -41,6 +42,7 @@ from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
 from rlrun.weight_sync.buckets import bucketize
+from rlrun.weight_sync.files import Files
 from rlrun.weight_sync.groups import apart, group_sizes, together
 
 T = TypeVar("T")
@@ -51,9 +53,23 @@ CUDA_DEVICE_ARG = 6
 """Position of the device in the arguments of torch's `rebuild_cuda_tensor`."""
 
 
-def make_sender(plan: SyncPlan, engines: Sequence[EngineAddress], device: str, timeout_s: float = 600.0) -> Sender:
-    """The sender of `plan.backend`: value, cuda_ipc, gloo or nccl. `device` is where the tensors given to it live, cpu
-    or cuda; `timeout_s` is the deadline of each request and of each collective."""
+def make_sender(
+    plan: SyncPlan,
+    engines: Sequence[EngineAddress],
+    device: str,
+    timeout_s: float = 600.0,
+    files: Files | None = None,
+) -> Sender:
+    """The sender of `plan.backend`: value, cuda_ipc, gloo, nccl, disk or delta. `device` is where the tensors given to
+    it live, cpu or cuda; `timeout_s` is the deadline of each request and of each collective; what travels by disk
+    takes `files`."""
+    if plan.backend in ("disk", "delta"):
+        from rlrun.weight_sync.changes import DeltaSender
+        from rlrun.weight_sync.disk import DiskSender
+
+        assert files is not None, "a transport by disk without a folder"
+        by_file = DiskSender if plan.backend == "disk" else DeltaSender
+        return by_file(plan, engines, device, timeout_s, files)
     wanted = {"value": "cpu", "gloo": "cpu", "cuda_ipc": "cuda", "nccl": "cuda"}[plan.backend]
     assert wanted == device, f"{plan.backend} moves {wanted} tensors, not {device} ones"
     kind: dict[str, Callable[..., Sender]]
@@ -72,6 +88,7 @@ class Sender(ABC):
     def connect(self) -> None:  # noqa: B027  (HTTP has nothing to open)
         """Opens the transport."""
 
+    @abstractmethod
     def send(
         self, named_tensors: Iterable[tuple[str, Tensor]], version: int, expected_names: Sequence[str]
     ) -> dict[str, float]:
@@ -81,6 +98,34 @@ class Sender(ABC):
         Raises RunFailed when a name is missing, unknown or sent twice (the engines then keep their old version), when
         an engine refuses or is gone, or when one reports another version afterwards.
         """
+
+    def close(self) -> None:
+        """Closes the transport; the engines keep their weights."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _post_all(self, path: str, bodies: Sequence[dict]) -> list[Future]:
+        return [
+            self._pool.submit(self._post, engine, path, body) for engine, body in zip(self.engines, bodies, strict=True)
+        ]
+
+    def _post(self, engine: EngineAddress, path: str, body: dict) -> None:
+        answer = _http(engine, path, self.timeout_s, body)
+        if answer.get("success") is not True:
+            raise RunFailed(_name(engine), f"{path} failed: {answer.get('message', answer)}")
+
+    def _check_versions(self, version: int) -> None:
+        for engine in self.engines:
+            reported = _http(engine, "/model_info", self.timeout_s)["weight_version"]
+            if reported != str(version):
+                raise RunFailed(_name(engine), f"reports weight version {reported!r} after a sync of version {version}")
+
+
+class BucketSender(Sender):
+    """Weights in buckets of at most `plan.bucket_bytes`, each given to all engines before the next is put together."""
+
+    def send(
+        self, named_tensors: Iterable[tuple[str, Tensor]], version: int, expected_names: Sequence[str]
+    ) -> dict[str, float]:
         start = time.perf_counter()
         total_bytes = num_tensors = 0
         checked = check_names(named_tensors, expected_names)
@@ -101,32 +146,12 @@ class Sender(ABC):
             "seconds": time.perf_counter() - start,
         }
 
-    def close(self) -> None:
-        """Closes the transport; the engines keep their weights."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     @abstractmethod
     def _send_bucket(self, bucket: list[tuple[str, Tensor]], fields: dict) -> None:
         """Gives one bucket to every engine; `fields` go into the request as they are."""
 
-    def _post_all(self, path: str, bodies: Sequence[dict]) -> list[Future]:
-        return [
-            self._pool.submit(self._post, engine, path, body) for engine, body in zip(self.engines, bodies, strict=True)
-        ]
 
-    def _post(self, engine: EngineAddress, path: str, body: dict) -> None:
-        answer = _http(engine, path, self.timeout_s, body)
-        if answer.get("success") is not True:
-            raise RunFailed(_name(engine), f"{path} failed: {answer.get('message', answer)}")
-
-    def _check_versions(self, version: int) -> None:
-        for engine in self.engines:
-            reported = _http(engine, "/model_info", self.timeout_s)["weight_version"]
-            if reported != str(version):
-                raise RunFailed(_name(engine), f"reports weight version {reported!r} after a sync of version {version}")
-
-
-class ValueSender(Sender):
+class ValueSender(BucketSender):
     """CPU tensors inside the HTTP request: no shared memory, any host, as fast as loopback for small models."""
 
     def _send_bucket(self, bucket: list[tuple[str, Tensor]], fields: dict) -> None:
@@ -139,7 +164,7 @@ class ValueSender(Sender):
             {"serialized_named_tensors": [payload] * engine.tp, "load_format": "flattened_bucket", **fields}
             for engine in self.engines
         ]
-        _wait_all(self._post_all("/update_weights_from_tensor", bodies))
+        wait_all(self._post_all("/update_weights_from_tensor", bodies))
 
 
 class CudaIpcSender(ValueSender):
@@ -168,7 +193,7 @@ class _IpcPickler(ForkingPickler):
         return rebuild, (*args[:CUDA_DEVICE_ARG], uuid, *args[CUDA_DEVICE_ARG + 1 :])
 
 
-class BroadcastSender(Sender):
+class BroadcastSender(BucketSender):
     """A gloo or NCCL group of this process, rank 0, and every rank of every engine; a broadcast for each bucket."""
 
     _group = None
@@ -231,7 +256,7 @@ class BroadcastSender(Sender):
                 "/destroy_weights_update_group", [{"group_name": self._group_name}] * len(self.engines)
             )
             torch.distributed.destroy_process_group(self._group)
-            _wait_all(leaving)
+            wait_all(leaving)
         self._group = None
         super().close()
 
@@ -341,7 +366,7 @@ def _own_address(engine: EngineAddress) -> str:
         return s.getsockname()[0]
 
 
-def _wait_all(futures: Sequence[Future]) -> None:
+def wait_all(futures: Sequence[Future]) -> None:
     """Waits for every future, then raises the first failure: no engine is left in the middle of a transfer."""
     errors = [error for error in (future.exception() for future in futures) if error is not None]
     if errors:

@@ -13,6 +13,7 @@ from rlrun.config.shipped import shipped
 from rlrun.errors import RlrunError
 from rlrun.plan.build import load_plan, plan_from_json, plan_to_json, replan
 from rlrun.plan.model_spec import make_spec
+from rlrun.plan.render import render_plan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from weights_on_disk import qwen3_shapes, write_safetensors
@@ -56,6 +57,22 @@ def test_the_device_decides_what_is_left_to_it():
     )
     assert split.sync.backend == "nccl"
     assert load_plan([QUICK, "weight_sync.transport=distributed"]).sync.backend == "gloo"
+
+
+@pytest.mark.parametrize(("transport", "there", "copies"), [("tensor", 0, 0), ("disk", 2, 0), ("delta", 1, 1)])
+def test_what_travels_by_disk_has_a_folder_and_a_size(transport, there, copies, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sync = load_plan([QUICK, f"weight_sync.transport={transport}"]).sync
+    size = 4 * 332_032
+    assert (sync.total_bytes, sync.disk_bytes) == (size, there * size)
+    assert (sync.host_bytes, sync.engine_bytes) == (copies * size, copies * size)
+    assert sync.directory is None
+    if there:
+        placed = load_plan([QUICK, f"weight_sync.transport={transport}", "weight_sync.dir=shared"])
+        assert placed.sync.backend == transport
+        assert placed.sync.directory == str(tmp_path / "shared")
+        assert placed.resolved_config["weight_sync"]["dir"] == str(tmp_path / "shared")
+        assert "through shared (up to" in render_plan(placed)
 
 
 @pytest.mark.parametrize("placement", WITHOUT_ENGINES)

@@ -156,6 +156,15 @@ def test_weights_are_gathered_sent_and_loaded():
     assert weight_sync_s(apart) - weight_sync_s(DENSE) == pytest.approx(2 * size * (1 / 20e9 - 1 / 180e9))
 
 
+def test_checkpoints_are_written_and_read_and_changes_compared():
+    """At 2 GB/s each way, without buckets; a delta is compared on the GPU, by each engine and once more by the host."""
+    size, link = 2 * 4_022_468_096, 0.4 * 450e9
+    disk = replace(DENSE, transport="disk", layout=replace(DENSE.layout, bucket_bytes=0))
+    assert weight_sync_s(disk) == pytest.approx(size / link + 2 * size / 2e9 + size / 2 / (0.5 * 3.35e12) + 0.05)
+    delta = replace(DENSE, transport="delta")
+    assert weight_sync_s(delta) == pytest.approx(size / link + size / (0.7 * DENSE.gpu.host) + 2 * size / 1e9 + 0.05)
+
+
 def test_a_slower_network_is_used_where_it_is_written():
     slow = work("+experiment=qwen3_5_35b_a3b_grpo_async", "async_mode=sync", "placement.network_gb_per_s=12.5")
     assert slow == replace(SPARSE, network_gb_per_s=12.5)

@@ -95,6 +95,20 @@ def test_bfloat16_gradients_are_copied_in_float32_for_the_step():
 # Host
 
 
+def test_delta_transport_keeps_a_pinned_copy_and_one_for_each_engine_of_the_node():
+    """Pinned blocks have up to twice the bytes. Two engines of a GPU each on a node of 8 with 2 rollout GPUs."""
+    m = layout()
+    [(parameters, _)] = replace(m, tp=1, dp=8).parameters()
+    delta = replace(m, delta_sync=True, rollout_gpus=2, engine_tp=1)
+    assert term(host_memory(delta), "delta snapshot") == 2 * 2 * parameters
+    assert term(host_memory(delta), "engine copies") == 2 * 2 * parameters
+    assert term(host_memory(replace(delta, engine_tp=2)), "engine copies") == 2 * parameters
+    assert "delta snapshot" not in {t.name for t in host_memory(m).terms}
+    largest = 2 * 151_936 * m.spec.hidden_size
+    assert term(estimate(delta), "full tensors", "sync") == 2 * largest
+    assert term(estimate(delta), "delta", "sync") == largest + GIB // 2
+
+
 def test_gathered_on_the_gpu_every_rank_stages_the_state_and_on_the_host_the_first_replica_does():
     """tp 2 x dp 4 on one node: 12 bytes of state on whoever gathers; by NCCL 8 more while it is joined, and 12 of every
     rank's shard; on the host what is written: the state, and 2 bytes of weights in blocks of twice the size."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 import pickle
 import threading
 import time
 from concurrent.futures import Future
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
-from rlrun.backends.base import EngineAddress
 from rlrun.errors import RunFailed
 from rlrun.plan.types import SyncPlan
 from rlrun.weight_sync.senders import beside_requests, check_names, flatten, make_sender
@@ -25,66 +22,6 @@ WEIGHTS = [
     ("bias", torch.zeros(2, dtype=torch.float32)),
 ]
 NAMES = [name for name, _ in WEIGHTS]
-
-
-class FakeEngine:
-    """Applies flattened buckets with SGLang's own arithmetic; `refuse_at` fails that update, counted from 0."""
-
-    def __init__(self, refuse_at: int | None = None, reports: str | None = None):
-        self.weights: dict[str, torch.Tensor] = {}
-        self.updates: list[dict] = []
-        self.version = "0"
-        self._refuse_at, self._reports = refuse_at, reports
-        engine = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer(200, {"weight_version": engine._reports or engine.version})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.answer(*engine.update(body))
-
-            def answer(self, status, value):
-                data = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def update(self, body: dict) -> tuple[int, dict]:
-        self.updates.append(body)
-        if self._refuse_at == len(self.updates) - 1:
-            return 400, {"success": False, "message": "out of memory"}
-        ranks = [pickle.loads(base64.b64decode(text)) for text in body["serialized_named_tensors"]]
-        for meta in ranks[0]["metadata"]:
-            part = ranks[0]["flattened_tensor"][meta.start_idx : meta.end_idx]
-            self.weights[meta.name] = part.view(meta.dtype).reshape(meta.shape)
-        self.version = body["weight_version"] or self.version
-        return 200, {"success": True, "message": "Success"}
-
-    def address(self, index: int, tp: int = 1) -> EngineAddress:
-        return EngineAddress(index, f"http://127.0.0.1:{self.server.server_port}", tp)
-
-
-@pytest.fixture
-def fake_engine():
-    made = []
-
-    def make(**options) -> FakeEngine:
-        made.append(FakeEngine(**options))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.server.shutdown()
-        engine.server.server_close()
 
 
 def sender(addresses, bucket_bytes=1 << 20):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,13 +156,16 @@ class MegatronTrainer:
             )
 
     @_in_megatron
-    def connect_engines(self, engines: Sequence[EngineAddress]) -> None:
+    def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         if self.info.rank == 0:
+            from rlrun.weight_sync.files import Files, folder_of
             from rlrun.weight_sync.senders import make_sender
 
-            assert self.plan.sync is not None, "weight sync without engines"
+            sync = self.plan.sync
+            assert sync is not None, "weight sync without engines"
             self._close_sender()
-            self._sender = make_sender(self.plan.sync, engines, self.device.type, self.plan.timeouts.sync_s)
+            files = Files(folder_of(sync, self.plan.name, run_dir), self._write_hf)
+            self._sender = make_sender(sync, engines, self.device.type, self.plan.timeouts.sync_s, files)
             self._sender.connect()
         dist.barrier()
 
@@ -233,11 +236,14 @@ class MegatronTrainer:
         spec = self.plan.model.spec
         named = mapping.export_weights(self.model, spec)
         if self.info.rank == 0:
-            # A run that goes on after its end writes its folder again.
-            hf_writer.write_hf(named, spec, self.dtype, self.model_dir, directory, replace=True)
+            self._write_hf(named, directory)
         for _ in named:
             pass
         dist.barrier()
+
+    def _write_hf(self, named: Iterable[tuple[str, torch.Tensor]], directory: str) -> None:
+        """A run that goes on after its end writes its folder again."""
+        hf_writer.write_hf(named, self.plan.model.spec, self.dtype, self.model_dir, directory, replace=True)
 
     @_in_megatron
     def digest(self) -> dict[str, str]:

@@ -29,8 +29,9 @@ if IS_SERVER and __name__ in ("__main__", "__mp_main__"):
         cpu.register_hooks()
         delta_net.register_hooks()
 
-    from rlrun.backends.sglang import derived
+    from rlrun.backends.sglang import derived, weight_changes
 
+    weight_changes.register_hooks()  # first, so that what is derived follows it
     derived.register_hooks()
 
 

@@ -8,11 +8,16 @@ from rlrun.config.sections.base import NonNegative, Positive, Section
 
 
 class WeightSyncConfig(Section):
-    transport: Literal["tensor", "distributed"] = "tensor"
+    transport: Literal["tensor", "distributed", "disk", "delta"] = "tensor"
     """tensor: handed to the engine on the same slot (by value on cpu, CUDA IPC on cuda), colocated only.
-    distributed: a gloo or NCCL group of trainer rank 0 and every engine."""
+    distributed: a gloo or NCCL group of trainer rank 0 and every engine. disk: a Hugging Face checkpoint in a folder
+    that trainer rank 0 and every engine see; any placement. delta: the changes since the version before, by a file in
+    such a folder; trainer rank 0 keeps a copy of the weights in host memory, each engine one in a temporary file."""
     bucket_mb: Positive = 512
-    """Size of one transfer in MiB."""
+    """Size of one transfer, or of one piece of a file of changes, in MiB; disk has neither."""
+    dir: str | None = None
+    """Folder for disk and delta, on a file system that all nodes share; each run makes its own in it, and takes it away
+    at its end. null is `weight_sync` in the folder of the run."""
     verify: Literal["version", "canary"] = "version"
     """After each sync: read the version back from every engine; canary also compares log-probs on a fixed text."""
 

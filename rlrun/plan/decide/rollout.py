@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlrun.config.partial import Partial
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
-from rlrun.plan.context import Context, local_path
+from rlrun.plan.context import Context, absolute, local_path
 from rlrun.plan.decide.model import BYTES
 from rlrun.plan.groups import engine_blocks, has_engines, has_trainer
 from rlrun.plan.parts.model import ModelPlan
@@ -137,6 +137,10 @@ def sync_plan(config: RunConfig, model: ModelPlan) -> SyncPlan | None:
         ("tensor", "cuda"): "cuda_ipc",
         ("distributed", "cpu"): "gloo",
         ("distributed", "cuda"): "nccl",
-    }[s.transport, config.placement.device]
+    }.get((s.transport, config.placement.device), s.transport)
     total = model.spec.num_parameters * BYTES[model.dtype]
-    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total)
+    # A checkpoint stays until every engine has the next one; of a delta, the first file is the largest.
+    disk = {"disk": 2 * total, "delta": total}.get(s.transport, 0)
+    copy = total if s.transport == "delta" else 0
+    directory = absolute(s.dir) if s.dir is not None else None
+    return SyncPlan(s.transport, backend, s.bucket_mb * 2**20, s.verify, total, directory, disk, copy, copy)

@@ -7,6 +7,20 @@ CODES: dict[str, str] = {
         "The run folder cannot be made below output_dir: a part of the path is a file, or a folder that may not be "
         "written to. A run would end before its first step."
     ),
+    "sync-dir-unusable": (
+        "The folder through which weights travel (weight_sync.dir) cannot be made: a part of the path is a file, or a "
+        "folder that may not be written to."
+    ),
+    "sync-dir-not-shared": (
+        "Weights that travel by disk are written on the node of trainer rank 0 and read by the engines of every node, "
+        "and this folder is one that each node has for itself. It is weight_sync.dir or, without one, in the folder of "
+        "the run below output_dir."
+    ),
+    "delta-external": (
+        "Delta transport sends what changed, and code of rlrun inside of each engine applies it to the engine's own "
+        "copy of the weights. A server that rlrun did not start has no such code; disk transport uses what every "
+        "SGLang server has."
+    ),
     "unexpanded-variable": (
         "A path contains $NAME. rlrun expands ~, and leaves $NAME to the shell: inside single quotes or a YAML "
         "file it would name a folder called `$NAME`. YAML says ${oc.env:NAME}."

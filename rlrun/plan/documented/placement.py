@@ -61,11 +61,11 @@ CODES: dict[str, str] = {
         "Weights reach the engines by tensor transport, which hands over memory (CUDA IPC on cuda) and therefore needs "
         "colocated placement and, on every node that an engine has GPUs on, a trainer rank; or by distributed "
         "transport, a process group in which NCCL allows each GPU once and which therefore needs disaggregated "
-        "placement on cuda."
+        "placement on cuda. disk and delta transport need neither, only a folder that all nodes share."
     ),
     "colocated-nodes-not-runnable": (
         "A colocated run over several nodes can be planned, but in this version the whole weights are gathered on "
-        "trainer rank 0 only, and CUDA IPC cannot hand them to an engine on another node."
+        "trainer rank 0 only, and CUDA IPC cannot hand them to an engine on another node. Disk and delta transport can."
     ),
     "attention-backend": (
         "The attention backend does not run on this device (only torch_native runs on a CPU), or cannot give "

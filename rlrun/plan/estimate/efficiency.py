@@ -30,6 +30,14 @@ WEIGHT_SYNC = 0.4
 """Share of a link's bandwidth while weights are gathered, sent and loaded tensor by tensor. Published syncs by plain
 NCCL reach 0.1 to 0.85 of one 400 Gb/s adapter; here a single rank sends."""
 
+SHARED_DISK = 2e9
+"""Bytes a second that one process writes to, or reads from, a file system that nodes share. Assumed: they differ by
+more than ten times."""
+
+DELTA_CHECK = 1e9
+"""Bytes of weights a second that an engine's processor reads and checks before it applies changes to its copy, and the
+trainer's host afterwards. One core that others used too reached 0.4e9 and 0.9e9."""
+
 BUCKET_S = 0.05
 """Seconds for each bucket of a weight sync beside its bytes: a request to every engine and their barrier."""
 

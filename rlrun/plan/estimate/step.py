@@ -28,7 +28,9 @@ from rlrun.plan.parts.time import PhaseTime, TimePlan
 
 
 def weight_sync_s(w: Work) -> float:
-    """Every rank's parts gathered to whole tensors and, when distributed, sent to the engines; bucket by bucket."""
+    """Every rank's parts gathered to whole tensors and, when distributed, sent to the engines; bucket by bucket. By
+    disk they are written and then read, by all engines at once. A delta is small, but what it changes is compared with
+    the copies: on the trainer's GPU, to which the old weights are moved, by each engine, and at the end by the host."""
     m = w.layout
     total = count_parameters(m.spec) * m.weight_bytes
     one_node = w.gpus <= w.gpus_per_node
@@ -36,7 +38,12 @@ def weight_sync_s(w: Work) -> float:
     sent = total if w.transport == "distributed" else 0
     link = w.gpu.link(one_node) * efficiency.WEIGHT_SYNC
     loaded = total / m.engine_tp / (w.gpu.hbm * efficiency.HBM)
-    return (gathered + sent) / link + loaded + -(-total // m.bucket_bytes) * efficiency.BUCKET_S
+    filed = 2 * total / efficiency.SHARED_DISK if w.transport == "disk" else 0.0
+    if w.transport == "delta":
+        compared = total / (w.gpu.host * efficiency.HOST_LINK) + 2 * total / efficiency.DELTA_CHECK
+        return gathered / link + compared + efficiency.BUCKET_S
+    requests = -(-total // m.bucket_bytes) if m.bucket_bytes else 1
+    return (gathered + sent) / link + filed + loaded + requests * efficiency.BUCKET_S
 
 
 def offload_s(w: Work) -> float:

@@ -29,7 +29,7 @@ class Work:
     prompt_tokens: float
     response_tokens: float  # mean
     longest_response: int
-    transport: str  # tensor | distributed
+    transport: str  # tensor | distributed | disk | delta
     mode: str  # sync | one_step | fully_async
     max_staleness: int = 0
     pause_mode: str | None = None

@@ -119,8 +119,12 @@ SYNCHRONOUS = AsyncPlan()
 
 @dataclass(frozen=True)
 class SyncPlan:
-    transport: str  # tensor | distributed
-    backend: str  # value | cuda_ipc | gloo | nccl
+    transport: str  # tensor | distributed | disk | delta
+    backend: str  # value | cuda_ipc | gloo | nccl | disk | delta
     bucket_bytes: int
     verify: str  # version | canary
     total_bytes: int  # one full copy of the weights
+    directory: str | None = None  # where files go; None: into the folder of the run
+    disk_bytes: int = 0  # most that lies there at a time
+    host_bytes: int = 0  # delta: the copy in host memory of trainer rank 0
+    engine_bytes: int = 0  # delta: the copy of each engine, a file in the temporary folder of its node

@@ -106,21 +106,27 @@ def stop_texts(c: Context) -> Iterator[Problem]:
 
 def output_dir(c: Context) -> Iterator[Problem]:
     """The nearest folder that exists has to take the run folder."""
-    path = os.path.join(absolute(c.config.output_dir), c.config.name)
+    summary = unusable(os.path.join(absolute(c.config.output_dir), c.config.name), "the run folder")
+    if summary is not None:
+        hint = "set output_dir to a folder you can write to"
+        yield c.problem("output-dir-unusable", summary, "output_dir", hint=hint)
+
+
+def unusable(path: str, what: str) -> str | None:
+    """Why a folder of this path cannot be made, or None."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     if not os.path.isdir(path):
-        summary = f"{_short(path)} is a file, and the run folder would lie below it"
-    elif not os.access(path, os.W_OK | os.X_OK):
-        summary = f"the folder {_short(path)} may not be written to"
-    else:
-        return
-    yield c.problem("output-dir-unusable", summary, "output_dir", hint="set output_dir to a folder you can write to")
+        return f"{_short(path)} is a file, and {what} would lie below it"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return f"the folder {_short(path)} may not be written to"
+    return None
 
 
 def unexpanded(c: Context) -> Iterator[Problem]:
     """$NAME that the shell was meant to replace."""
     keys = ["output_dir", "model.path", "data.train.path", "data.eval.path", "tracking.uri"]
+    keys.append("weight_sync.dir")
     with contextlib.suppress(Unreadable):
         keys += [f"rollout.models.{name}.path" for name in c.config.rollout.models]
     for key in keys:

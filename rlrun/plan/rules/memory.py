@@ -88,7 +88,7 @@ def _layout(c: Context, group: Group) -> Layout | None:
         mem_fraction=sglang.mem_fraction_static,
         max_total_tokens=sglang.max_total_tokens,
         sample_tokens=r.max_prompt_tokens + r.max_response_tokens,
-        bucket_bytes=c.config.weight_sync.bucket_mb * 2**20,
+        bucket_bytes=0 if c.config.weight_sync.transport == "disk" else c.config.weight_sync.bucket_mb * 2**20,
         etp=p.trainer.etp,
         first_stage_layers=p.trainer.first_stage_layers,
         last_stage_layers=p.trainer.last_stage_layers,
@@ -103,6 +103,7 @@ def _layout(c: Context, group: Group) -> Layout | None:
         rollout_gpus=rollout_gpus(p),
         gpus_per_node=p.gpus_per_node,
         host_gib=p.host_memory_gib,
+        delta_sync=c.config.weight_sync.transport == "delta",
         engine_pp=group.pp,
         engine_dp=group.dp_attention,
     )
@@ -240,6 +241,8 @@ def host_memory(c: Context) -> Iterator[Problem]:
         hint = "set checkpoint.gather to host (one copy of the optimizer state instead of one a GPU)"
     elif host.moment == "rollout" and m.async_save and _host_fits(replace(m, async_save=False)):
         hint = "set checkpoint.async_save to false (no copy of the state beside the parked trainer)"
+    elif m.delta_sync and _host_fits(replace(m, delta_sync=False)):
+        hint = f"set weight_sync.transport to disk (no copies of the weights), or {hint.removeprefix('set ')}"
     elif m.trainer_offload and _host_fits(replace(m, trainer_offload=False)):
         hint = f"set trainer.offload to false, or {hint.removeprefix('set ')}"
     yield c.problem("host-memory-does-not-fit", summary, "placement.host_memory_gib", hint=hint)

@@ -23,6 +23,9 @@ whether to send again (BadFormat, Truncated, Corrupt, MixedUpdates), to push all
 Values are absolute: to apply an update twice, or again after a part of it, changes nothing. They are whole, or with
 `Snapshot(low_bits=True)` cut to their lowest bits, which is half the bytes or less when weights move by single units.
 
+SGLang holds fused and sliced weights: there `mirror` keeps a copy under the trainer's names, which takes the changes
+from a `file` of frames, and the model loads what they touched.
+
 An engine that holds slices of the tensors (tensor parallelism) takes `Record.changes` of the records after
 `Update.read`: flat positions in each whole tensor and the values there, of which it keeps those in its slice. The
 fingerprint is a sum over elements, so such ranks can add up theirs.
