@@ -95,11 +95,13 @@ def save_in_pieces(
 def load_and_save(
     rendezvous: Rendezvous, plan: RunPlan, model_dir: str, directory: str, again: str, other: TrainBatch
 ) -> None:
-    """Loads over the state that a step on `other` left, and saves what is there then."""
+    """Loads over the state that a step on `other` left, and saves what is there then beside another step."""
     with started(rendezvous, plan, model_dir) as trainer:
         train(trainer, other)
         trainer.load(directory)
-        trainer.save(again)
+        trainer.begin_save(again)
+        train(trainer, other)
+        trainer.finish_save()
 
 
 def train(trainer: MegatronTrainer, batch: TrainBatch) -> None:

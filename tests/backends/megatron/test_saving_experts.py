@@ -24,11 +24,11 @@ LAYOUTS = {
     "single": {},
     "dp2": {"dp": 2},
     "ep2": {"dp": 2, "ep": 2},
+    "dp4 ep2": {"dp": 4, "ep": 2},  # the optimizer of the experts is shared out too
     "tp2 ep2": {"tp": 2, "ep": 2, "sequence_parallel": True},
     "tp2 etp2": {"tp": 2, "etp": 2, "sequence_parallel": True},
-    "pp2 ep2": {"pp": 2, "dp": 2, "ep": 2, "stage_layers": (1, 2)},
+    "pp2 ep2": {"pp": 2, "dp": 2, "ep": 2, "stage_layers": (1, 2)},  # no experts in the first stage
 }
-WHOLE = {"distributed_optimizer": False}
 ROUNDING = 1e-6
 NARROW = {"rtol": 2**-7, "atol": 3e-4}
 """Of bfloat16, where the layouts' gradients are rounded in another order; a step moves weights by 1e-2."""
@@ -77,10 +77,11 @@ def folder(path):
     [
         ("qwen3_moe", "ep2", "ep2", {}),
         ("qwen3_moe", "ep2", "single", {}),
-        ("qwen3_moe", "ep2", "single", {"gather": "host"}),
+        ("qwen3_moe", "dp4 ep2", "ep2", {}),
+        ("qwen3_moe", "dp4 ep2", "single", {"gather": "host"}),
         ("qwen3_moe", "ep2", "dp2", {"dtype": "bfloat16"}),
-        ("qwen3_moe", "ep2", "single", WHOLE),
-        ("qwen3_moe", "single", "ep2", {"dtype": "bfloat16", **WHOLE}),
+        ("qwen3_moe", "ep2", "single", {"distributed_optimizer": False}),
+        ("qwen3_moe", "single", "ep2", {"dtype": "bfloat16", "distributed_optimizer": False}),
         ("qwen3_moe", "tp2 ep2", "single", {}),
         ("qwen3_moe", "tp2 etp2", "single", {}),
         ("qwen3_moe", "dp2", "ep2", {}),
