@@ -29,7 +29,8 @@ from rlrun.backends.megatron.mapping import global_parameters, unwrap
 from rlrun.plan.types import TrainPlan
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""The one optimizer format that loads into another tensor-, pipeline- and data-parallel layout with equal results."""
+"""The one optimizer format that loads into another tensor-, pipeline-, data- and expert-parallel layout with equal
+results."""
 
 
 def save(
