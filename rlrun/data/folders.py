@@ -32,23 +32,14 @@ def whole(target: Path, replace: bool = False) -> Iterator[Path]:
     name. An existing folder has to be empty, unless it is to be replaced."""
     target = target.absolute()
     assert replace or not refuse(target), f"{target} exists"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _sibling(target, "tmp")
-    temporary.mkdir()
+    temporary = Path(begin(str(target)))
     try:
         yield temporary
-        _sync(temporary)
+        _sync_all(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    gone = None
-    if target.is_dir() and any(target.iterdir()):
-        gone = _sibling(target, "gone")
-        os.rename(target, gone)
-    os.rename(temporary, target)
-    _sync_one(target.parent)
-    if gone is not None:
-        shutil.rmtree(gone, ignore_errors=True)
+    _rename(str(temporary), str(target))
 
 
 def debris(target: Path) -> list[Path]:
@@ -56,18 +47,56 @@ def debris(target: Path) -> list[Path]:
     return sorted(target.absolute().parent.glob(f".{target.name}.*.tmp"))
 
 
-def _sibling(target: Path, kind: str) -> Path:
-    return target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.{kind}"
+def begin(final: str) -> str:
+    """An empty folder beside `final`, with a name of its own."""
+    temporary = _sibling(final, "tmp")
+    os.makedirs(temporary)
+    return temporary
 
 
-def _sync(root: Path) -> None:
+def put(temporary: str, final: str) -> None:
+    """Gives a complete folder its name, in place of one that may have it already. Everything in it is on the disk when
+    it appears."""
+    _sync_all(Path(temporary))
+    _rename(temporary, final)
+
+
+def discard(path: str) -> None:
+    """Deletes a folder; killed in the middle, it leaves debris, and no half folder under this name."""
+    gone = _rename_away(path)
+    if gone is not None:
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _rename(temporary: str, final: str) -> None:
+    gone = _rename_away(final)
+    os.rename(temporary, final)
+    _sync(Path(final).parent)
+    if gone is not None:
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _rename_away(path: str) -> str | None:
+    if not os.path.isdir(path):
+        return None
+    gone = _sibling(path, "gone")
+    os.rename(path, gone)
+    return gone
+
+
+def _sibling(path: str, kind: str) -> str:
+    parent, name = os.path.split(path)
+    return os.path.join(parent, f".{name}.{uuid.uuid4().hex[:8]}.{kind}")
+
+
+def _sync_all(root: Path) -> None:
     for folder, _, files in os.walk(root):
         for file in files:
-            _sync_one(Path(folder) / file)
-        _sync_one(Path(folder))
+            _sync(Path(folder) / file)
+        _sync(Path(folder))
 
 
-def _sync_one(path: Path) -> None:
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

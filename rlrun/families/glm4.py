@@ -15,26 +15,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.families.base import DENSE, HEADS, ROTARY, Family, common_config
-from rlrun.families.parts import attention, embedding, head, layer_norms, norm, prefixes
+from rlrun.families.parts import attention, decoder, norm
 from rlrun.families.splits import Rows, Sections, Weight
 from rlrun.plan.parts.model import ModelSpec
 
 
 def weights(spec: ModelSpec) -> Iterator[Weight]:
+    return decoder(spec, mixer, mlp)
+
+
+def mixer(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
+    yield from attention(spec, n, hf, mcore)
+    yield norm(spec, mcore + "self_attention.post_layernorm", hf + "post_self_attn_layernorm", n)
+
+
+def mlp(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
     h, f = spec.hidden_size, spec.ffn_hidden_size
-    yield embedding(spec)
-    for n in range(spec.num_layers):
-        hf, mcore = prefixes(n)
-        before, after = layer_norms(spec, n, hf, mcore)
-        yield before
-        yield from attention(spec, n, hf, mcore)
-        yield norm(spec, mcore + "self_attention.post_layernorm", hf + "post_self_attn_layernorm", n)
-        yield after
-        fused = {hf + "mlp.gate_up_proj.weight": (2 * f, h)}
-        yield Weight(mcore + "mlp.linear_fc1.weight", fused, Sections((f, f)), n)
-        yield Weight(mcore + "mlp.linear_fc2.weight", {hf + "mlp.down_proj.weight": (h, f)}, Rows(), n)
-        yield norm(spec, mcore + "mlp.post_layernorm", hf + "post_mlp_layernorm", n)
-    yield from head(spec)
+    fused = {hf + "mlp.gate_up_proj.weight": (2 * f, h)}
+    yield Weight(mcore + "mlp.linear_fc1.weight", fused, Sections((f, f)), n)
+    yield Weight(mcore + "mlp.linear_fc2.weight", {hf + "mlp.down_proj.weight": (h, f)}, Rows(), n)
+    yield norm(spec, mcore + "mlp.post_layernorm", hf + "post_mlp_layernorm", n)
 
 
 def config_json(spec: ModelSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.families.base import DENSE, GLM_EXPERTS, GLM_NAMES, GLM_ROUTER, HEADS, ROTARY, Family, common_config
-from rlrun.families.parts import attention, embedding, glm_mlp, head, layer_norms, prefixes
+from rlrun.families.parts import attention, decoder, glm_mlp
 from rlrun.families.splits import Weight
 from rlrun.plan.parts.model import ModelSpec
 
@@ -25,15 +25,7 @@ MTP_LAYER = "model.layers.{layers}."
 
 
 def weights(spec: ModelSpec) -> Iterator[Weight]:
-    yield embedding(spec)
-    for n in range(spec.num_layers):
-        hf, mcore = prefixes(n)
-        before, after = layer_norms(spec, n, hf, mcore)
-        yield before
-        yield from attention(spec, n, hf, mcore)
-        yield after
-        yield from glm_mlp(spec, n, hf, mcore)
-    yield from head(spec)
+    return decoder(spec, attention, glm_mlp)
 
 
 def glm_moe_config(spec: ModelSpec) -> dict[str, Any]:

@@ -18,21 +18,13 @@ from typing import Any
 
 from rlrun.families.base import DENSE, GLM_EXPERTS, GLM_NAMES, GLM_ROUTER, INDEXER, LATENT, Family, common_config
 from rlrun.families.glm4_moe import MTP_LAYER, glm_moe_config
-from rlrun.families.parts import embedding, glm_mlp, head, latent_attention, layer_norms, prefixes
+from rlrun.families.parts import decoder, glm_mlp, latent_attention
 from rlrun.families.splits import Shape, Weight
 from rlrun.plan.parts.model import ModelSpec
 
 
 def weights(spec: ModelSpec) -> Iterator[Weight]:
-    yield embedding(spec)
-    for n in range(spec.num_layers):
-        hf, mcore = prefixes(n)
-        before, after = layer_norms(spec, n, hf, mcore)
-        yield before
-        yield from latent_attention(spec, n, hf, mcore)
-        yield after
-        yield from glm_mlp(spec, n, hf, mcore)
-    yield from head(spec)
+    return decoder(spec, latent_attention, glm_mlp)
 
 
 def _latent_config(spec: ModelSpec) -> dict[str, Any]:

@@ -16,27 +16,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.families.base import EXPERTS, HEADS, ROTARY, Family, common_config
-from rlrun.families.parts import attention, embedding, experts, head, layer_norms, prefixes, router
+from rlrun.families.parts import attention, decoder, experts, router
 from rlrun.families.splits import Columns, Weight
 from rlrun.plan.parts.model import ModelSpec
 
 
 def weights(spec: ModelSpec) -> Iterator[Weight]:
-    q, k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    yield embedding(spec)
-    for n in range(spec.num_layers):
-        hf, mcore = prefixes(n)
-        before, after = layer_norms(spec, n, hf, mcore)
-        yield before
-        yield from attention(spec, n, hf, mcore)
-        attn, core = hf + "self_attn.", mcore + "self_attention."
-        yield Weight(core + "q_norm.weight", {attn + "q_norm.weight": (q,)}, Columns(), n, initial="one")
-        yield Weight(core + "k_norm.weight", {attn + "k_norm.weight": (k,)}, Columns(), n, initial="one")
-        yield after
-        mlp = hf + "block_sparse_moe."
-        yield from router(spec, n, mlp, mcore, bias="e_score_correction_bias")
-        yield from experts(spec, n, mlp, mcore, parts=("w1", "w3", "w2"))
-    yield from head(spec)
+    return decoder(spec, mixer, mlp)
+
+
+def mixer(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
+    yield from attention(spec, n, hf, mcore)
+    attn, core = hf + "self_attn.", mcore + "self_attention."
+    for name, heads in (("q_norm", spec.num_heads), ("k_norm", spec.num_kv_heads)):
+        width = (heads * spec.head_dim,)
+        yield Weight(f"{core}{name}.weight", {f"{attn}{name}.weight": width}, Columns(), n, initial="one")
+
+
+def mlp(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
+    moe = hf + "block_sparse_moe."
+    yield from router(spec, n, moe, mcore, bias="e_score_correction_bias")
+    yield from experts(spec, n, moe, mcore, parts=("w1", "w3", "w2"))
 
 
 def config_json(spec: ModelSpec) -> dict[str, Any]:

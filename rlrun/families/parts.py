@@ -5,13 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlrun.families.splits import Columns, Qkv, Replicated, Rows, Sections, Weight
 from rlrun.plan.parts.model import ModelSpec
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
+
+
+Part = Callable[[ModelSpec, int, str, str], Iterator[Weight]]
+"""Weights of a part of a layer: (spec, its number, prefix in Hugging Face, prefix in Megatron)."""
+
+
+def decoder(spec: ModelSpec, mixer: Part, mlp: Part, model: str = "model.") -> Iterator[Weight]:
+    """A whole model: embedding, layers of a norm, a mixer, a norm and an MLP, final norm and output layer. `model` is
+    the prefix of all but the output layer in Hugging Face."""
+    yield embedding(spec, model)
+    for n in range(spec.num_layers):
+        hf, mcore = prefixes(n, model)
+        before, after = layer_norms(spec, n, hf, mcore)
+        yield before
+        yield from mixer(spec, n, hf, mcore)
+        yield after
+        yield from mlp(spec, n, hf, mcore)
+    yield from head(spec, model)
 
 
 def prefixes(layer: int, model: str = "model.") -> tuple[str, str]:

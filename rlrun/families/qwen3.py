@@ -14,25 +14,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.families.base import DENSE, EXPERTS, HEADS, NO_WINDOW, Family, common_config
-from rlrun.families.parts import attention, embedding, experts, head, layer_norms, prefixes, router, swiglu
+from rlrun.families.parts import attention, decoder, experts, router, swiglu
 from rlrun.families.splits import Weight
 from rlrun.plan.parts.model import ModelSpec
 
 
 def weights(spec: ModelSpec) -> Iterator[Weight]:
-    yield embedding(spec)
-    for n in range(spec.num_layers):
-        hf, mcore = prefixes(n)
-        before, after = layer_norms(spec, n, hf, mcore)
-        yield before
-        yield from attention(spec, n, hf, mcore)
-        yield after
-        if spec.moe is None:
-            yield from swiglu(spec, n, hf + "mlp.", mcore + "mlp.")
-        else:
-            yield from router(spec, n, hf + "mlp.", mcore)
-            yield from experts(spec, n, hf + "mlp.", mcore)
-    yield from head(spec)
+    return decoder(spec, attention, mlp)
+
+
+def mlp(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
+    if spec.moe is None:
+        yield from swiglu(spec, n, hf + "mlp.", mcore + "mlp.")
+    else:
+        yield from router(spec, n, hf + "mlp.", mcore)
+        yield from experts(spec, n, hf + "mlp.", mcore)
 
 
 def dense_config(spec: ModelSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlrun.families.base import DELTA_NET, DENSE, EXPERTS, HEADS, ROTARY, Family, common_config
-from rlrun.families.parts import attention, embedding, experts, head, layer_norms, prefixes, router, swiglu
+from rlrun.families.parts import attention, decoder, experts, router, swiglu
 from rlrun.families.splits import Columns, Replicated, Rows, Sections, Shape, Weight
 from rlrun.plan.parameters import is_linear
 from rlrun.plan.parts.model import ModelSpec
@@ -26,18 +26,17 @@ MODEL = "model.language_model."
 
 
 def weights(spec: ModelSpec) -> Iterator[Weight]:
-    yield embedding(spec, MODEL)
-    for n in range(spec.num_layers):
-        hf, mcore = prefixes(n, MODEL)
-        before, after = layer_norms(spec, n, hf, mcore)
-        yield before
-        yield from (delta_net if is_linear(spec, n) else attention)(spec, n, hf, mcore)
-        yield after
-        if spec.moe is None:
-            yield from swiglu(spec, n, hf + "mlp.", mcore + "mlp.")
-        else:
-            yield from gated_experts(spec, n, hf + "mlp.", mcore)
-    yield from head(spec, MODEL)
+    return decoder(spec, mixer, mlp, MODEL)
+
+
+def mixer(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
+    return (delta_net if is_linear(spec, n) else attention)(spec, n, hf, mcore)
+
+
+def mlp(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:
+    if spec.moe is None:
+        return swiglu(spec, n, hf + "mlp.", mcore + "mlp.")
+    return gated_experts(spec, n, hf + "mlp.", mcore)
 
 
 def delta_net(spec: ModelSpec, n: int, hf: str, mcore: str) -> Iterator[Weight]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from rlrun.data import folders
 from rlrun.data.storage import load_groups, save_groups
 from rlrun.data.types import Group
 from rlrun.plan.types import CheckpointPlan
@@ -131,9 +132,9 @@ class CheckpointStore:
     def export_last_hf(self, trainer: Saver) -> str:
         """The policy at the end of the run."""
         final = os.path.join(self.run_dir, HF)
-        temporary = shelf.begin(final)
+        temporary = folders.begin(final)
         trainer.export_hf(temporary)
-        shelf.put(temporary, final)
+        folders.put(temporary, final)
         return final
 
     def _write_run_part(self, temporary: str, state: RunState, trainer: Saver, buffer: Sequence[Group]) -> None:

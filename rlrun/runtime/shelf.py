@@ -11,8 +11,9 @@ import json
 import os
 import re
 import shutil
-import uuid
 from typing import Any
+
+from rlrun.data.folders import begin, discard, put
 
 STEP_DIR = re.compile(r"^step_(\d{6,})$")
 DEBRIS = re.compile(r"^\..+\.(tmp|gone)$|^step_\d{6,}\.tmp$")
@@ -55,35 +56,6 @@ class Shelf:
         clean(self.directory)
 
 
-def begin(final: str) -> str:
-    """An empty folder beside `final`, with a name of its own."""
-    parent, name = os.path.split(final)
-    temporary = os.path.join(parent, f".{name}.{uuid.uuid4().hex[:8]}.tmp")
-    os.makedirs(temporary)
-    return temporary
-
-
-def put(temporary: str, final: str) -> None:
-    """Gives a complete folder its name, in place of one that may have it already. Everything in it is on the disk when
-    it appears."""
-    for folder, _, files in os.walk(temporary):
-        for file in files:
-            _sync(os.path.join(folder, file))
-        _sync(folder)
-    gone = _rename_away(final)
-    os.rename(temporary, final)
-    _sync(os.path.dirname(final))
-    if gone is not None:
-        shutil.rmtree(gone, ignore_errors=True)
-
-
-def discard(path: str) -> None:
-    """Deletes a folder; killed in the middle, it leaves debris, and no half folder under this name."""
-    gone = _rename_away(path)
-    if gone is not None:
-        shutil.rmtree(gone, ignore_errors=True)
-
-
 def clean(directory: str) -> None:
     if os.path.isdir(directory):
         for name in filter(DEBRIS.match, os.listdir(directory)):
@@ -93,20 +65,3 @@ def clean(directory: str) -> None:
 def write_json(path: str, value: Any) -> None:
     with open(path, "w", encoding="utf-8") as f:
         json.dump(value, f, indent=1)
-
-
-def _rename_away(path: str) -> str | None:
-    if not os.path.isdir(path):
-        return None
-    parent, name = os.path.split(path)
-    gone = os.path.join(parent, f".{name}.{uuid.uuid4().hex[:8]}.gone")
-    os.rename(path, gone)
-    return gone
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

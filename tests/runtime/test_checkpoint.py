@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlrun.data.folders import put
 from rlrun.plan.types import CheckpointPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
-from rlrun.runtime.shelf import Shelf, put
+from rlrun.runtime.shelf import Shelf
 
 
 def state(step):

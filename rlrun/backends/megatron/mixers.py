@@ -33,8 +33,8 @@ class FullNormAttention(SelfAttention):
         return (query, key, *rest)
 
 
-class SandwichAttention(SelfAttention):
-    """Self-attention with a norm on its output, before the residual is added."""
+class NormedOutput(nn.Module):
+    """Before a module of Megatron in a list of bases: a norm on its output, before the residual is added."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
@@ -46,17 +46,12 @@ class SandwichAttention(SelfAttention):
         return self.post_layernorm(output), None
 
 
-class SandwichMLP(MLP):
-    """An MLP with a norm on its output, before the residual is added."""
+class SandwichAttention(NormedOutput, SelfAttention):
+    """Self-attention between two norms."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)
-        self.post_layernorm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        output, bias = super().forward(*args, **kwargs)
-        assert bias is None
-        return self.post_layernorm(output), None
+class SandwichMLP(NormedOutput, MLP):
+    """An MLP between two norms."""
 
 
 class LatentAttention(MLASelfAttention):
