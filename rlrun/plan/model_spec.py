@@ -171,7 +171,20 @@ def _value(family: str, name: str, config: Mapping[str, Any], rope: Mapping[str,
         value = dense if kinds == ["dense"] * dense + ["sparse"] * (len(kinds) - dense) else None
     if value is None and name == "tie_word_embeddings":
         value = False
+    if value is None and name == "num_experts":
+        value = config.get("num_local_experts")  # what transformers 5 writes for Qwen3-MoE
+    if value is None and name == "full_attention_interval":
+        value = _interval(config.get("layer_types"))  # what it leaves of Qwen3.5's
     return known.defaults.get(name) if value is None else value
+
+
+def _interval(kinds: Any) -> int | None:
+    """n, when each n-th layer of the list has full attention and no other."""
+    if not isinstance(kinds, list) or "full_attention" not in kinds:
+        return None
+    n = kinds.index("full_attention") + 1
+    regular = ["full_attention" if (i + 1) % n == 0 else "linear_attention" for i in range(len(kinds))]
+    return n if kinds == regular else None
 
 
 def _is_kind(name: str, value: Any) -> bool:

@@ -270,3 +270,18 @@ def test_the_table_of_a_family_has_every_parameter_of_every_shipped_model(model)
         each = spec.mla.q_rank * i.num_heads * i.head_dim + h * i.head_dim + 2 * i.head_dim + h * i.num_heads
         indexers = each * len(i.full_layers)
     assert mapped + indexers == spec.num_parameters == TOTALS[model]
+
+
+def test_config_json_as_transformers_5_saves_it_says_the_same(tmp_path):
+    moe = dict(RAW["qwen3_30b_a3b"])
+    moe["num_local_experts"] = moe.pop("num_experts")
+    assert spec_from_directory(write(tmp_path, moe), "qwen3_moe").moe.num_experts == 128
+
+    hybrid = json.loads(json.dumps(RAW["qwen3_5_27b"]))
+    text = hybrid["text_config"]
+    del text["full_attention_interval"]
+    text["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * 16
+    assert spec_from_directory(write(tmp_path, hybrid), "qwen3_5").linear_attention.full_interval == 4
+    text["layer_types"][5] = "full_attention"
+    with pytest.raises(RlrunError, match="full_attention_interval"):
+        spec_from_directory(write(tmp_path, hybrid), "qwen3_5")
