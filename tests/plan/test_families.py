@@ -235,6 +235,7 @@ def test_config_json_says_the_same_as_the_shipped_model(model, tmp_path):
         ("glm4_5_air", {"n_group": 8}, "n_group"),
         ("glm4_5_air", {"n_routed_experts": None}, "n_routed_experts"),
         ("glm4_5_air", {"use_qk_norm": None}, "use_qk_norm"),
+        ("glm5_2", {"index_topk_pattern": "FSSF"}, "index_topk_pattern"),
         ("glm5_2", {"mlp_layer_types": ["sparse", "dense"]}, "first_k_dense_replace"),
         ("minimax_m2", {"shared_intermediate_size": 512}, "shared_intermediate_size"),
         ("minimax_m2", {"rotary_dim": None}, "partial_rotary_factor"),
