@@ -21,7 +21,7 @@ AGREE = 1e-3
 """Largest difference of any sampled token's log-prob, float32."""
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "minimax_m2", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_moe"])
 def test_ten_steps_of_a_family_with_the_real_engines(family, tmp_path):
     words = [*SMALL, f"model=tiny_{family}", f"num_steps={STEPS}", "checkpoint.digest=false", f"output_dir={tmp_path}"]
     command = run(words, tmp_path)
