@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -102,6 +102,7 @@ class Grid:
     places: tuple[Place, ...]
     starts: tuple[int, ...]
     num_experts: int
+    known: dict[tuple[int, int | None], list[int]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, model: torch.nn.Module, spec: ModelSpec) -> Grid:
@@ -117,18 +118,25 @@ class Grid:
     def owners(self, weight: Weight) -> list[int]:
         """Ranks that hold the parts of a weight, in part order; one rank when it is not cut. Of several replicas the
         first counts."""
-        stage = weight.stage(self.starts)
-        if weight.expert is None:
-            found = {p.tp: r for r, p in reversed(list(enumerate(self.places))) if p.pp == stage and p.replica == 0}
-        else:
+        stage, ep = weight.stage(self.starts), None
+        if weight.expert is not None:
             ep = weight.expert // (self.num_experts // (1 + max(p.ep for p in self.places)))
-            found = {
-                p.etp: rank
-                for rank, p in reversed(list(enumerate(self.places)))
-                if p.pp == stage and p.ep == ep and p.expert_replica == 0
-            }
-        ranks = [found[part] for part in sorted(found)]
+        # As many answers as stages and shares of experts, for many thousand weights.
+        if (stage, ep) not in self.known:
+            self.known[stage, ep] = self._holders(stage, ep)
+        ranks = self.known[stage, ep]
         return ranks[:1] if weight.split.replicated else ranks
+
+    def _holders(self, stage: int, ep: int | None) -> list[int]:
+        found: dict[int, int] = {}
+        for rank, p in enumerate(self.places):
+            if p.pp != stage:
+                continue
+            if ep is None and p.replica == 0:
+                found.setdefault(p.tp, rank)
+            elif ep == p.ep and p.expert_replica == 0:
+                found.setdefault(p.etp, rank)
+        return [found[part] for part in sorted(found)]
 
 
 @torch.no_grad()
