@@ -33,7 +33,7 @@ def digest(run_dir, step):
 
 
 def learned(run_dir):
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in metrics(run_dir)]
+    return [{k: v for k, v in row.items() if not k.startswith(("perf/", "memory/"))} for row in metrics(run_dir)]
 
 
 def test_killed_while_it_saves_a_run_goes_on_from_the_checkpoint_before(tmp_path):

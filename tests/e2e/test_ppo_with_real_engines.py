@@ -25,7 +25,8 @@ ARGS = [
     f"checkpoint.interval={HALF}",
     "tracking.enabled=false",
 ]
-TIMED = ("perf/",)
+TURNS = ["trainer.offload", "rollout.offload"]
+TIMED = ("perf/", "memory/")
 
 
 def digest(run_dir, step):
@@ -37,7 +38,10 @@ def learned(run_dir):
 
 
 def test_ppo_runs_on_the_policys_slots_and_resumes_bit_for_bit(tmp_path):
-    whole = run([*ARGS, f"output_dir={tmp_path}"], tmp_path, deadline_s=400)
+    """Trainer and engine take turns with everything they hold, also for the canary; the resumed run stays where it is,
+    and computes the same."""
+    turns = [f"{key}=true" for key in TURNS]
+    whole = run([*ARGS, *turns, "weight_sync.verify=canary", f"output_dir={tmp_path}"], tmp_path, deadline_s=400)
     assert whole.process.returncode == 0, whole.text[-3000:]
     assert_nothing_left(whole)
     assert "critic starts from the policy's weights; its value head is new" in whole.text
@@ -51,6 +55,9 @@ def test_ppo_runs_on_the_policys_slots_and_resumes_bit_for_bit(tmp_path):
         assert row["train/critic_grad_norm"] > 0
         assert row["perf/values_s"] > 0
         assert row["perf/critic_s"] > 0
+        assert row["perf/offload_s"] > 0
+        assert row["memory/host_parked_gib"] > 0
+        assert row["sync/canary_abs_diff_max"] < 1e-4
     assert max(row.get("train/train_rollout_logprob_abs_diff_max", 0.0) for row in rows) < 1e-4
     (at_half,), (at_end,) = digest(run_dir, HALF), digest(run_dir, STEPS)
     for part in ("weights", "optimizer", "critic_weights", "critic_optimizer"):
@@ -58,7 +65,9 @@ def test_ppo_runs_on_the_policys_slots_and_resumes_bit_for_bit(tmp_path):
 
     expected = learned(run_dir)
     shutil.rmtree(run_dir / "checkpoints" / f"step_{STEPS:06d}")  # as if it had been killed after half of its steps
-    resumed = run(["resume", str(run_dir)], tmp_path, deadline_s=400, log_name="resumed.log")
+    resumed = run(
+        ["resume", str(run_dir), *(f"{key}=false" for key in TURNS)], tmp_path, deadline_s=400, log_name="resumed.log"
+    )
     assert resumed.process.returncode == 0, resumed.text[-3000:]
     assert f"restored step {HALF}" in resumed.text
     assert digest(run_dir, STEPS) == [at_end]

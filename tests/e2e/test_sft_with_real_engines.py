@@ -28,7 +28,7 @@ def digest(run_dir, step):
 
 
 def learned(run_dir):
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in metrics(run_dir)]
+    return [{k: v for k, v in row.items() if not k.startswith(("perf/", "memory/"))} for row in metrics(run_dir)]
 
 
 def test_sft_learns_resumes_bit_for_bit_and_is_where_reinforcement_learning_starts(tmp_path):

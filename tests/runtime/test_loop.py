@@ -206,7 +206,7 @@ def _made(path):
 
 def _timeless(rows):
     # eval at the stop is an extra: stop_after is an end, and evaluation runs at the end.
-    return [{k: v for k, v in row.items() if not k.startswith(("perf/", "eval/"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("perf/", "eval/", "memory/"))} for row in rows]
 
 
 PPO = ["algo=ppo", "critic.lr=0.2"]

@@ -51,12 +51,13 @@ class Parked:
             self._copy_of(storage, nbytes).copy_(_bytes_of(storage), non_blocking=True)
         _synchronize()
         for storage, _ in self._moved + self._freed:
-            storage.resize_(0)
+            _empty(storage)
 
     def unpark(self) -> None:
         """Everything is as it was; gradients are 0."""
         for storage, nbytes in self._moved + self._freed:
-            storage.resize_(nbytes)
+            if storage.nbytes() != nbytes:
+                storage.resize_(nbytes)
         for storage, nbytes in self._moved:
             _bytes_of(storage).copy_(self._copy_of(storage, nbytes), non_blocking=True)
         for storage, _ in self._freed:
@@ -114,6 +115,13 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
         if storage.nbytes() and storage.device.type == home:
             found[storage._cdata] = storage
     return found
+
+
+def _empty(storage: torch.UntypedStorage) -> None:
+    if storage.resizable():
+        storage.resize_(0)
+    else:  # numpy has seen it, which happens on a CPU alone: it stays, and holds nothing of use (ones: not a number)
+        _bytes_of(storage).fill_(0xFF)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -80,3 +80,37 @@ def _bytes(trainer: MegatronTrainer) -> dict[str, int]:
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
         found[kind] = int(np.sum(list(storages.values())))
     return found
+
+
+def room(rendezvous: Rendezvous, plan: RunPlan, model_dir: str) -> dict[str, Any]:
+    """Memory after a step, parked but for the weights, parked, and back; and the seconds of the second turn, whose host
+    memory is there already."""
+    from megatron_jobs import started
+
+    with started(rendezvous, plan, model_dir) as trainer:
+        trainer.train_step(_any_batch())
+        found: dict[str, Any] = {"whole": trainer.memory()}
+        for _ in range(2):
+            first = trainer.park(keep_weights=True)
+            found["for the push"] = trainer.memory()
+            found["park_s"] = first + trainer.park(keep_weights=False)
+            found["parked"] = trainer.memory()
+            found["unpark_s"] = trainer.unpark()
+        trainer.train_step(_any_batch())
+        return found
+
+
+def _any_batch() -> TrainBatch:
+    tokens = [np.arange(3, 19, dtype=np.int64) % 10 for _ in range(4)]
+    ones = [np.r_[np.zeros(4), np.full(12, 1 / 48)].astype(np.float32) for _ in tokens]
+    zeros = [np.zeros(16, np.float32) for _ in tokens]
+    return TrainBatch(
+        tokens=tokens,
+        micro_batches=[[0, 1, 2, 3]],
+        temperature=1.0,
+        loss_weights=ones,
+        advantages=[np.ones(16, np.float32) for _ in tokens],
+        old_logprobs=zeros,
+        ref_logprobs=zeros,
+        rollout_logprobs=zeros,
+    )
