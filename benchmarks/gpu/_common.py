@@ -31,6 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+sys.path.insert(0, str(ROOT))  # this checkout's rlrun, also in the processes that are started from here
 MARK = "RLRUN_BENCH_MARK"
 """Environment variable by which every process of a part, and of what it started, is found."""
 RESERVE_S = 10.0
@@ -222,7 +223,7 @@ def failure(error: BaseException) -> str:
     own = [f for f in frames if "/site-packages/" not in f.filename] or frames
     said = (str(error).strip().splitlines() or [""])[0]
     at = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else "?"
-    return f"{type(error).__name__} at {at}: {said[:160]}"
+    return f"{type(error).__name__} at {at}: {said[:100]}"
 
 
 @contextlib.contextmanager

@@ -182,3 +182,29 @@ def gradient(rendezvous: Rendezvous, plan: RunPlan, model_dir: str, step: list[T
             norm, off = float(want.square().sum()), float((tensor.double() - want).square().sum())
             worst, total, difference = max(worst, (off / max(norm, 1e-300)) ** 0.5), total + norm, difference + off
         return {"worst": worst, "all": (difference / max(total, 1e-300)) ** 0.5}
+
+
+def broadcast(rendezvous: Rendezvous, backend: str, sizes: list[int], repeats: int) -> float:
+    """Seconds of the fastest pass over buffers of these bytes, from rank 0 to all others; the first one connects."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", rendezvous.rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    address = f"tcp://{rendezvous.host}:{rendezvous.port}"
+    dist.init_process_group(backend, init_method=address, rank=rendezvous.rank, world_size=rendezvous.world_size)
+    best = float("inf")
+    try:
+        buffers = [torch.ones(size, dtype=torch.uint8, device=device) for size in sizes]
+        for _ in range(repeats):
+            dist.barrier()
+            began = time.perf_counter()
+            for buffer in buffers:
+                dist.broadcast(buffer, 0)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - began)
+    finally:
+        dist.destroy_process_group()
+    return best

@@ -84,9 +84,16 @@ def disaggregated_words(part: Part) -> list[str]:
     return words(part, *own, "weight_sync.transport=distributed", "weight_sync.verify=canary")
 
 
+def sync(part: Part) -> None:
+    from _sync import sync as run
+
+    run(part)
+
+
 PARTS = {
-    "parity": Kind(parity, 90),
     "disaggregated": Kind(disaggregated, 120),
+    "sync": Kind(sync, 100),
+    "parity": Kind(parity, 90),
 }
 
 if __name__ == "__main__":
