@@ -99,6 +99,15 @@ class EngineActor:
         self._server.wait_ready(deadline_s)
         return self._server.address
 
+    def release_memory(self, deadline_s: float) -> None:
+        self._server.release_memory(deadline_s)
+
+    def resume_weights(self, deadline_s: float) -> None:
+        self._server.resume_memory(("weights",), deadline_s)
+
+    def resume_cache(self, deadline_s: float) -> None:
+        self._server.resume_memory(("kv_cache", "cuda_graph"), deadline_s)
+
     def wait_exit(self) -> str:
         """Returns, with the reason, once the server is gone; runs beside the other methods."""
         return self._server.wait_exit()

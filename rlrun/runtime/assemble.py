@@ -19,6 +19,7 @@ from rlrun.runtime.cluster import Cluster
 from rlrun.runtime.inputs import Inputs
 from rlrun.runtime.loop import Run
 from rlrun.runtime.progress import Progress
+from rlrun.runtime.turns import Turns
 from rlrun.tracking.base import Trackers
 from rlrun.weight_sync.canary import check_canary
 
@@ -51,6 +52,7 @@ def assemble(
         progress=progress,
         guard=cluster.supervisor.guard,
         runner=runner,
+        turns=Turns(plan, cluster.trainer, cluster.fleet if plan.engines else None),
         canary=canary,
         mlflow_run_id=mlflow_run_id,
         hooks=inputs.hooks,

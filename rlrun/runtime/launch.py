@@ -161,6 +161,7 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
             if client is not None:
                 runner.run(client.close())
         if plan.checkpoint.hf_at_end and run_.step >= plan.num_steps:
+            run_.turns.train()
             outcome.hf_checkpoint = store.export_last_hf(cluster.trainer)
         progress.note("stopping")
 

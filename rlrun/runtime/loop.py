@@ -2,9 +2,9 @@
 max_staleness 0 it waits for every publish: synchronous training.
 
 One pass is one step: draw prompts, generate and reward, log-probs (and a critic's values), advantages, optimizer steps
-(the critic's first), publish the new weights as policy_version == step, record. Supervised learning has the rows of the
-data in place of generated samples, and nobody to publish to. The parts it drives (trainer, agent)
-are protocols, so the same loop runs in unit tests without Ray or engines.
+(the critic's first), save, publish the new weights as policy_version == step, evaluate, record. Supervised learning has
+the rows of the data in place of generated samples, and nobody to publish to. The parts it drives (trainer, agent) are
+protocols, so the same loop runs in unit tests without Ray or engines.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.collect import collect
 from rlrun.runtime.learn import credit, groups_of, logprobs, update, zero_variance
 from rlrun.runtime.progress import Progress
+from rlrun.runtime.turns import Turns
 from rlrun.tracking.base import Trackers
 
 
@@ -67,11 +68,13 @@ class Run:
     progress: Progress
     guard: Guard
     runner: asyncio.Runner  # one event loop for the whole run: HTTP connections outlive a step
+    turns: Turns
     canary: Callable[[int], float] | None = None
     mlflow_run_id: str | None = None
     hooks: Hooks = field(default_factory=Hooks)
     buffer: list[Group] = field(default_factory=list)  # kept, and not needed yet
     step: int = 0
+    at: int = 0  # the step that is being done
     optimizer_steps: int = 0
     learned: bool = False
     last_checkpoint: str | None = None
@@ -83,10 +86,10 @@ class Run:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.progress.phase(self.step + 1, name)
+        self.progress.phase(self.at, name)
         began = time.monotonic()
         yield
-        self.seconds[name] = time.monotonic() - began
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
     def state(self) -> RunState:
         return RunState(
@@ -109,6 +112,7 @@ def train(run: Run) -> None:
 
 
 def _train(run: Run) -> None:
+    run.at = run.step
     if run.plan.sync is not None:
         publish(run, run.step)
     if run.step == 0 and run.plan.eval is not None and run.plan.eval.before_train:
@@ -116,13 +120,19 @@ def _train(run: Run) -> None:
     while run.step < run.last_step:
         began = time.monotonic()
         run.seconds.clear()
-        step = run.step + 1
+        run.turns.seconds = 0.0
+        step = run.at = run.step + 1
         metrics = sft.step(run) if run.plan.algo.supervised else rollout_step(run, step)
         run.step = step
+        # Before the push, while the GPUs are still the trainer's: a run that goes on from here pushes first.
+        metrics |= saving.after_step(run)
+        if run.plan.sync is not None:
+            metrics |= publish(run, step)
         if _evaluation_due(run):
             with run.phase("eval"):
                 metrics |= evaluate(run)
-        metrics |= saving.after_step(run)
+        if run.turns.taken:
+            run.seconds["offload"] = run.turns.seconds
         metrics |= {f"perf/{name}_s": s for name, s in run.seconds.items()}
         metrics["perf/step_s"] = time.monotonic() - began
         run.tracker.log(step, metrics)
@@ -140,13 +150,12 @@ def _train(run: Run) -> None:
 
 
 def rollout_step(run: Run, step: int) -> dict[str, float]:
-    """Generates, learns from what was rewarded, and publishes the new weights."""
+    """Generates, and learns from what was rewarded."""
     with run.phase("generate"):
         groups, collected = collect(run, step)
     samples = [sample for group in groups for sample in group.samples]
+    run.turns.train()
     metrics = learn(run, groups)
-    with run.phase("sync"):
-        metrics |= publish(run, step)
     tokens = collected["rollout/response_tokens_generated"]
     metrics["perf/response_tokens_per_s"] = tokens / max(run.seconds["generate"], 1e-9)
     return metrics | collected | rollout_metrics(samples, version=step - 1)
@@ -198,12 +207,20 @@ def rollout_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]
 
 def publish(run: Run, version: int) -> dict[str, float]:
     """The trainer's weights to every engine, as `version`; optionally a canary text scored by both sides."""
-    sent = run.trainer.publish(version)
+    run.turns.make_room()
+    with run.phase("sync"):
+        sent = run.trainer.publish(version)
     metrics = {"sync/bytes": float(sent["bytes"]), "train/policy_version": float(version)}
     if "full_updates" in sent:
         metrics["sync/full_updates"] = sent["full_updates"]
-    if run.canary is not None:
-        metrics["sync/canary_abs_diff_max"] = run.canary(version)
+    if run.canary is not None:  # needs the trainer's weights and a serving engine
+        run.turns.serve()
+        with run.phase("sync"):
+            metrics["sync/canary_abs_diff_max"] = run.canary(version)
+        run.turns.leave()
+    else:
+        run.turns.leave()
+        run.turns.serve()
     return metrics
 
 

@@ -84,6 +84,15 @@ class TrainerGroup:
         )
         return results[0]
 
+    def park(self, keep_weights: bool) -> float:
+        """Seconds that the slowest rank took."""
+        deadline = self._timeouts.sync_s
+        return max(self._call("parking the trainer", deadline, lambda a, _: a.park.remote(keep_weights)))
+
+    def unpark(self) -> float:
+        """Seconds that the slowest rank took."""
+        return max(self._call("unparking the trainer", self._timeouts.sync_s, lambda a, _: a.unpark.remote()))
+
     def save(self, directory: str) -> None:
         self._call("saving a checkpoint", self._timeouts.save_s, lambda a, _: a.save.remote(directory))
 

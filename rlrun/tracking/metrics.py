@@ -63,6 +63,7 @@ METRICS: dict[str, str] = {
     "perf/critic_s": "seconds of the critic's optimizer steps",
     "perf/train_s": "seconds of the optimizer steps",
     "perf/sync_s": "seconds of the weight sync",
+    "perf/offload_s": "seconds in which state of trainer and engines was moved off the GPUs and back",
     "perf/save_s": "seconds for which the loop waited for checkpoints, when one was made, begun or completed",
     "perf/save_background_s": "seconds for which a checkpoint was written beside the loop, when that one was completed",
     "perf/hf_s": "seconds of the policy's export in Hugging Face format, when one was made",

@@ -25,6 +25,7 @@ from rlrun.runtime.learn import Scores, credit
 from rlrun.runtime.loop import Run, train
 from rlrun.runtime.progress import Progress
 from rlrun.runtime.supervise import Supervisor
+from rlrun.runtime.turns import Turns
 from rlrun.tracking.base import JsonlTracker, Trackers
 
 PROMPT_TOKENS, RESPONSE_TOKENS, VOCAB = 3, 4, 13
@@ -136,6 +137,7 @@ class Setup:
                 progress=Progress(io.StringIO(), quiet=True),
                 guard=Supervisor().guard,
                 runner=runner,
+                turns=Turns(self.plan, self.trainer, None),
                 hooks=load_hooks(self.plan),
             )
             if state:

@@ -29,6 +29,7 @@ from rlrun.runtime.sft import sample_of
 from rlrun.runtime.summary import Outcome, learned, print_outcome, summarise
 from rlrun.runtime.supervise import Supervisor
 from rlrun.runtime.sweep import print_table
+from rlrun.runtime.turns import Turns
 from rlrun.tracking.base import JsonlTracker, Trackers
 
 PROMPT, VOCAB, EOS, LONGEST = 3, 13, 2, 4
@@ -98,6 +99,7 @@ class Setup:
                 progress=self.progress,
                 guard=Supervisor().guard,
                 runner=runner,
+                turns=Turns(self.plan, self.trainer, None),
             )
             if state:
                 path, saved = state

@@ -50,6 +50,8 @@ def server_command(
         options["mem-fraction-static"] = engine.mem_fraction_static
     if engine.seeded:
         options["enable-deterministic-inference"] = True
+    if plan.rollout.offload and plan.device == "cuda":  # on cpu a hook of ours does its work
+        options["enable-memory-saver"] = True
     if plan.device == "cpu":
         options |= _options(ON_CPU) | _options(FAMILY_ON_CPU.get(plan.model.spec.family, {}))
         # Only a bound here (the cache has max-total-tokens); SGLang's own estimate can come out negative.

@@ -21,13 +21,14 @@ ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 
 if IS_SERVER and __name__ in ("__main__", "__mp_main__"):
     if ON_CPU:
-        from rlrun.backends.sglang import cpu, delta_net, seeded
+        from rlrun.backends.sglang import cpu, delta_net, memory_cpu, seeded
 
         cpu.install_torchvision_ops()  # before anything imports sglang
         delta_net.install()
         seeded.register_cpu_hooks()
         cpu.register_hooks()
         delta_net.register_hooks()
+        memory_cpu.register_hooks()
 
     from rlrun.backends.sglang import derived, weight_changes
 

@@ -32,6 +32,8 @@ from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
 POLL_S = 0.1
 STOP_DEADLINE_S = 20.0
 LOG_TAIL_LINES = 25
+MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
+"""What SGLang's memory saver releases and resumes, by its names there."""
 
 
 class OwnedProcess:
@@ -184,6 +186,21 @@ class ServerProcess(OwnedProcess):
         """Returns when /health answers. Raises RunFailed when the process ends or the deadline passes."""
         _wait_until(self, lambda: http_status(f"{self.address.url}/health") == 200, deadline_s)
         return self.address
+
+    def release_memory(self, deadline_s: float) -> None:
+        """Weights, KV cache and CUDA graphs leave the GPU. The server must be idle, or it ends."""
+        self._tell("/release_memory_occupation", MEMORY_TAGS, deadline_s)
+
+    def resume_memory(self, tags: Sequence[str], deadline_s: float) -> None:
+        """Room for what `tags` name; the contents do not come back."""
+        self._tell("/resume_memory_occupation", tags, deadline_s)
+
+    def _tell(self, path: str, tags: Sequence[str], deadline_s: float) -> None:
+        try:
+            http_json(f"{self.address.url}{path}", {"tags": list(tags)}, deadline_s)
+        except OSError as e:
+            self.require_alive(f"on {path}")
+            raise RunFailed(self.name, f"{path} failed: {e}", f"see {self.log_path}") from e
 
 
 class RouterProcess(OwnedProcess):
