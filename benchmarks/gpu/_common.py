@@ -81,7 +81,9 @@ class Part:
     path: str
     rows: list[Row] = field(default_factory=list)
 
-    def row(self, what: str, value: float | str | None, unit: str = "", reference: float | None = None, against: str = ""):
+    def row(
+        self, what: str, value: float | str | None, unit: str = "", reference: float | None = None, against: str = ""
+    ):
         row = Row(self.name, what, value, unit, reference, against)
         self.rows.append(row)
         with open(self.path, "a", encoding="utf-8") as f:
@@ -120,7 +122,9 @@ def parse(doc: str, parts: Mapping[str, Kind], steps: int, tiny_steps: int) -> a
     parser = argparse.ArgumentParser(description=doc.split("\n", 1)[0])
     parser.add_argument("--tiny", action="store_true", help="a tiny model on this CPU, through the same code")
     parser.add_argument("--parts", default=",".join(parts), help=f"some of {','.join(parts)}")
-    parser.add_argument("--budget-s", type=float, default=540.0, help="seconds for everything; parts too late are not run")
+    parser.add_argument(
+        "--budget-s", type=float, default=540.0, help="seconds for everything; parts too late are not run"
+    )
     parser.add_argument("--steps", type=int, help=f"steps of the main run, {steps} by default")
     parser.add_argument("--no-offload", action="store_true", help="trainer and engine stay on the GPU together")
     parser.add_argument("--no-cuda-graph", action="store_true", help="engines without CUDA graphs: a faster start")
@@ -338,4 +342,6 @@ def table(rows: list[Row]) -> str:
         reference = shown(row.reference, row.unit)
         lines.append((row.part, row.what, shown(row.value, row.unit), reference, ratio, row.against or NOTHING))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import urllib.error
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,9 @@ from typing import Any
 from _common import Part
 
 from rlrun.backends.base import EngineAddress
+from rlrun.backends.sglang.args import LAUNCH
 from rlrun.backends.sglang.server import ServerProcess, http_json
 from rlrun.plan.types import RunPlan
-
 
 
 def text(plan: RunPlan, longest: int = 200) -> list[int]:
@@ -91,7 +92,9 @@ def differing(one: list[dict[str, str]], other: list[dict[str, str]]) -> int:
     return sum(a.get(name) != b.get(name) for a, b in zip(one, other, strict=True) for name in a.keys() | b.keys())
 
 
-def generate(engine: EngineAddress, prompts: Sequence[Sequence[int]], tokens: int, timeout_s: float) -> tuple[int, float]:
+def generate(
+    engine: EngineAddress, prompts: Sequence[Sequence[int]], tokens: int, timeout_s: float
+) -> tuple[int, float]:
     """One request for all of them, with log-probs, as a rollout samples: (tokens made, seconds)."""
     params = {"temperature": 1.0, "max_new_tokens": tokens, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
     body = {"input_ids": [list(p) for p in prompts], "sampling_params": params, "return_logprob": True}
@@ -99,3 +102,14 @@ def generate(engine: EngineAddress, prompts: Sequence[Sequence[int]], tokens: in
     answers = post(engine, "/generate", body, timeout_s)
     seconds = time.perf_counter() - began
     return sum(len(answer["output_ids"]) for answer in answers), seconds
+
+
+class BareServer(ServerProcess):
+    """The same command line without rlrun's launcher and hooks. On a CPU SGLang does not start without these."""
+
+    def spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
+        own = (sys.executable, *LAUNCH, "server")
+        assert tuple(command[: len(own)]) == own, command
+        if self._plan.device == "cuda":
+            command = [sys.executable, "-m", "sglang.launch_server", *command[len(own) :]]
+        super().spawn(command, env)

@@ -56,8 +56,8 @@ def placement(part: Part) -> list[str]:
     return ["placement=gpu_1", "placement.gpu=h200_141gb"]
 
 
-def words(part: Part, *more: str) -> list[str]:
-    """A GRPO run on the model, four optimizer steps a rollout, as words of a command line."""
+def words(part: Part, *more: str, steps: int | None = None, graph: bool = True, optimizer_steps: int = 4) -> list[str]:
+    """A GRPO run on the model, as words of a command line. `graph`: with CUDA graphs, if they were asked for."""
     s, (model_dir, data) = size(part), files(part)
     own = [
         "+experiment=quickstart",
@@ -68,10 +68,10 @@ def words(part: Part, *more: str) -> list[str]:
         "data.eval=null",
         "eval.interval=null",
         "reward.function=_rewards:share_in_label",
-        f"num_steps={part.options.steps}",
+        f"num_steps={steps or part.options.steps}",
         f"algo.prompts_per_rollout={s.prompts}",
         f"algo.group_size={s.group}",
-        f"algo.groups_per_step={s.prompts // 4}",
+        f"algo.groups_per_step={s.prompts // optimizer_steps}",
         f"algo.lr={s.lr}",
         "rollout.seeded=false",
         f"rollout.max_response_tokens={s.response}",
@@ -80,18 +80,12 @@ def words(part: Part, *more: str) -> list[str]:
         "checkpoint.hf_at_end=false",
         "tracking.enabled=false",
     ]
-    return [*own, *(engine_words(part)), *more]
-
-
-def engine_words(part: Part) -> list[str]:
-    """CUDA graphs for decoding; those for prefill take a minute to capture, and prompts here are short."""
-    if part.options.tiny:
-        return []
-    s = size(part)
-    own = [f"rollout.expected_response_tokens={s.response}"]
-    if part.options.cuda_graph:
+    if not part.options.tiny:
+        own.append(f"rollout.expected_response_tokens={s.response}")
+    if not part.options.tiny and part.options.cuda_graph and graph:
+        # Those for prefill take a minute to capture, and prompts here are short.
         own += ["rollout.sglang.cuda_graph=true", "+rollout.sglang.cuda_graph_backend_prefill=disabled"]
-    return own
+    return [*own, *more]
 
 
 def files(part: Part) -> tuple[Path, Path]:

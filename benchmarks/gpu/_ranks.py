@@ -65,7 +65,9 @@ class Ranks:
         while pending:
             ready = wait(list(pending), timeout=max(0.0, end - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"ranks {sorted(pending.values())} did not finish {job.__name__} in {deadline_s:.0f} s")
+                raise TimeoutError(
+                    f"ranks {sorted(pending.values())} did not finish {job.__name__} in {deadline_s:.0f} s"
+                )
             for connection in ready:
                 rank = pending.pop(connection)
                 try:
@@ -208,3 +210,78 @@ def broadcast(rendezvous: Rendezvous, backend: str, sizes: list[int], repeats: i
     finally:
         dist.destroy_process_group()
     return best
+
+
+def own_steps(
+    rendezvous: Rendezvous, plan: RunPlan, model_dir: str, step: list[TrainBatch], repeats: int
+) -> dict[str, float | None]:
+    """Optimizer steps of a run's trainer, without a run: seconds of the fastest, and what the allocator saw."""
+    from bench_trainer import Meter, predicted
+
+    with started(rendezvous, plan, model_dir) as trainer:
+        meter = Meter(plan.device == "cuda")
+        trainer.train_step(step[0])  # compiles, and makes the optimizer's moments
+        return _fastest(meter, lambda: trainer.train_step(step[0]), repeats, predicted(plan, "train")[0])
+
+
+def stock_steps(rendezvous: Rendezvous, plan: RunPlan, step: list[TrainBatch], repeats: int) -> dict[str, float | None]:
+    """The same micro-batches through Megatron-core's GPTModel with its local layers and its own cross-entropy, random
+    weights; gradients, clipping and AdamW as the plan says. Its attention takes rows of one length, so a micro-batch is
+    [samples, tokens]."""
+    import torch
+    from bench_trainer import Meter
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from rlrun.backends.megatron import cpu, device
+    from rlrun.backends.megatron.model import build_optimizer, transformer_config, wrap_ddp
+
+    spec = plan.model.spec
+    where = device.setup(plan)
+    with cpu.shim():
+        device.join(plan, rendezvous)
+        try:
+            model = GPTModel(
+                config=transformer_config(spec, plan.train, getattr(torch, plan.model.dtype)),
+                transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
+                vocab_size=spec.vocab_size,
+                max_sequence_length=spec.max_position_embeddings,
+                share_embeddings_and_output_weights=spec.tied_embeddings,
+                position_embedding_type="rope",
+                rotary_base=spec.rope_theta,
+            )
+            wrapped = wrap_ddp(model, plan.train)
+            optimizer = build_optimizer(wrapped, plan.train, plan.algo.optimizer)
+            rows = [torch.tensor(np.stack([step[0].tokens[i] for i in m])).to(where) for m in step[0].micro_batches]
+
+            def forward(iterator: Iterator[Any], network: Any) -> Any:
+                tokens = next(iterator)
+                positions = torch.arange(tokens.shape[1], device=where).expand_as(tokens)
+                losses = network(tokens, positions, None, labels=tokens.roll(-1, dims=1))
+                return losses, lambda output: (output.float().mean(), {})
+
+            def once() -> None:
+                wrapped.zero_grad_buffer()
+                optimizer.zero_grad()
+                get_forward_backward_func()(
+                    forward_step_func=forward,
+                    data_iterator=iter(rows),
+                    model=[wrapped],
+                    num_microbatches=len(rows),
+                    seq_length=rows[0].shape[1],
+                    micro_batch_size=rows[0].shape[0],
+                    forward_only=False,
+                )
+                optimizer.step()
+
+            once()
+            return _fastest(Meter(plan.device == "cuda"), once, repeats, None)
+        finally:
+            device.leave()
+
+
+def _fastest(meter: Any, work: Callable[[], Any], repeats: int, planned: float | None) -> dict[str, float | None]:
+    seen = [meter(work) for _ in range(repeats)]
+    peak = max(gib for _, gib in seen) if meter.cuda else None
+    return {"seconds": min(seconds for seconds, _ in seen), "peak_gib": peak, "planned_gib": planned}

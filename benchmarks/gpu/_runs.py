@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -20,11 +21,12 @@ from typing import Any
 from _common import GIB, MIB, Part, marked, nvidia_smi, say
 
 RUN_MARK = "RLRUN_BENCH_RUN"
-POLL_S = 0.02
+POLL_S, FAMILY_S = 0.02, 1.0
+SMALL_GIB = 0.01
 WARM_UP = 2
 """First steps left out of medians: kernels are compiled, memory is allocated."""
-PLANNED = {"generate": "generate", "logprobs": "logprob", "critic": "critic", "train": "train", "sync": "sync"}
-"""Phases of a step by their metric -> by the plan's estimate of time."""
+PLANNED = {"logprobs": "logprob"}
+"""Phases of a step by their metric -> by the plan's estimate of time, where the two names differ."""
 MEMORY = {"generate": ("rollout",), "logprobs": ("logprob",), "train": ("train",), "sync": ("sync", "wake-up")}
 MEMORY |= {"critic": ("train",), "values": ("logprob",), "save": ("save",)}
 """The same -> by the plan's estimate of memory."""
@@ -85,6 +87,7 @@ class Run:
     began: float
     memory: GpuMemory
     arrivals: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)  # of all processes that it was seen to have
 
     @property
     def run_dir(self) -> Path | None:
@@ -106,9 +109,12 @@ class Run:
     def watch(self, deadline_s: float, until: Callable[[Run], bool] = lambda run: False) -> None:
         """Notes when each line of metrics comes, until the run ends or `until` says so. Ends the run and raises
         TimeoutError after `deadline_s`."""
-        end = time.monotonic() + deadline_s
+        end, asked = time.monotonic() + deadline_s, 0.0
         while self.process.poll() is None and not until(self):
             self._look()
+            if time.monotonic() > asked + FAMILY_S:
+                asked = time.monotonic()
+                self.pids |= self.family().keys()
             if time.monotonic() > end:
                 self.kill()
                 raise TimeoutError(f"the run was not done in {deadline_s:.0f} s: {last_line(self.text)}")
@@ -137,13 +143,18 @@ class Run:
         return marked(self.mark, RUN_MARK)
 
     def spans(self) -> dict[str, list[tuple[float, float]]]:
-        """phase -> when it ran, in every step: forward from the step's beginning, in the order in which the loop has
-        noted its phases. What lies between them is moments."""
+        """phase -> when it certainly ran, in every step: forward from the step's beginning, in the order in which the
+        loop has noted its phases. Somewhere between them lie the moves of an offload, and moments; so a later phase
+        counts only where it must have run however these are spread."""
         found: dict[str, list[tuple[float, float]]] = {}
         for arrived, row in self.arrivals:
-            at = arrived - row.get("perf/step_s", 0.0)
-            for name, seconds in phases(row).items():
-                found.setdefault(name, []).append((at, at + seconds))
+            noted = phases(row)
+            moved, at = noted.pop("offload", 0.0), arrived - row.get("perf/step_s", 0.0)
+            between = moved + max(0.0, row.get("perf/step_s", 0.0) - moved - sum(noted.values()))
+            for i, (name, seconds) in enumerate(noted.items()):
+                first = at + (between if i else 0.0)
+                if first < at + seconds:
+                    found.setdefault(name, []).append((first, at + seconds))
                 at += seconds
         return found
 
@@ -151,7 +162,9 @@ class Run:
 def phases(row: dict[str, Any]) -> dict[str, float]:
     """Seconds of a step's phases, in their order."""
     aside = ("step", "save_background")
-    times = {k[5:-2]: v for k, v in row.items() if k.startswith("perf/") and k.endswith("_s") and not k.endswith("per_s")}
+    times = {
+        k[5:-2]: v for k, v in row.items() if k.startswith("perf/") and k.endswith("_s") and not k.endswith("per_s")
+    }
     return {name: seconds for name, seconds in times.items() if name not in aside}
 
 
@@ -269,10 +282,11 @@ def trained_per_s(run: Run, prompt_tokens: int) -> float:
 def memory(part: Part, run: Run, name: str) -> None:
     """The driver's figure at the worst moment of each phase, beside the plan's; and what the run says itself."""
     planned = plan_memory(run.json("plan.json"))
-    for phase, spans in run.spans().items():
+    spans = run.spans()
+    for phase in dict.fromkeys(phase for row in run.rows() for phase in phases(row)):
         names = MEMORY.get(phase, (phase,))
         estimate = next((planned[n] for n in names if n in planned), None)
-        peak = run.memory.peak(spans)
+        peak = run.memory.peak(spans.get(phase, []))
         if peak is not None or estimate is not None:
             part.row(f"{name}: GPU memory, {phase}", peak, "GiB", estimate, "plan" if estimate else "")
     keys = dict.fromkeys(key for row in run.rows() for key in row if "memory/" in key)
@@ -299,11 +313,25 @@ def left_behind(part: Part, run: Run, name: str, shm_before: set[str], wait_s: f
     ray = [line for line in family.values() if "ray" in line]
     part.row(f"{name}: processes of Ray left", len(ray))
     if run.memory.before:
-        more = [now - before for now, before in zip(gpu_memory(), run.memory.before, strict=True)]
-        part.row(f"{name}: GPU memory not given back", max(more) * GIB / MIB, "MiB")
-    part.row(f"{name}: files left in /dev/shm", " ".join(sorted(shared_memory() - shm_before)[:3]) or 0)
+        while (more := _more_than(run.memory.before)) > SMALL_GIB and time.monotonic() < end:
+            time.sleep(0.5)
+        part.row(f"{name}: GPU memory not given back", more * GIB / MIB, "MiB")
+    files = sorted(file for file in shared_memory() - shm_before if not somebody_elses(file, run.pids))
+    part.row(f"{name}: files left in /dev/shm", len(files))
+    for file in files[:3]:
+        part.row(f"{name}: left {file}", None)
+
+
+def _more_than(before: list[float]) -> float:
+    return max(now - then for now, then in zip(gpu_memory(), before, strict=True))
 
 
 def shared_memory() -> set[str]:
     """Names in /dev/shm."""
     return set(os.listdir("/dev/shm"))
+
+
+def somebody_elses(file: str, pids: set[int]) -> bool:
+    """Whether the name has a process number in it, which is none of these. Others count: who made them is not known."""
+    numbers = re.findall(r"(?<=[-_])\d+(?=[-_])", file)
+    return bool(numbers) and not any(int(number) in pids for number in numbers)

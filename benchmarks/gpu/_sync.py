@@ -65,7 +65,7 @@ class Weights:
 
 
 def sync(part: Part) -> None:
-    near, far = load_plan(words(part)), load_plan(words(part, *FAR))
+    near, far = load_plan(words(part, graph=False)), load_plan(words(part, *FAR, graph=False))
     servers = [server(part, near, "near"), server(part, far, "far")]
     with serving(part, servers) as (beside, away):
         weights = Weights(near)
@@ -78,7 +78,7 @@ def sync(part: Part) -> None:
         transport(part, far, away, weights, nccl, f"plain {far.train.backend} broadcast")
         equal(part, near, (beside, away), "tensor and distributed")
         for words_of_delta, name in deltas(part):
-            delta(part, load_plan([*words(part), *words_of_delta]), beside, weights, name)
+            delta(part, load_plan(words(part, *words_of_delta, graph=False)), beside, weights, name)
             with connected(far, away) as sender:
                 weights.send(sender)
             equal(part, near, (beside, away), f"{name} and distributed")
@@ -96,9 +96,7 @@ def connected(plan: RunPlan, engine: EngineAddress, files: Any = None) -> Any:
     return contextlib.closing(sender)
 
 
-def transport(
-    part: Part, plan: RunPlan, engine: EngineAddress, weights: Weights, plain: float, against: str
-) -> None:
+def transport(part: Part, plan: RunPlan, engine: EngineAddress, weights: Weights, plain: float, against: str) -> None:
     """GB/s of a whole sync: packing, requests, transfer, loading by the engine, and the version read back."""
     assert plan.sync is not None
     with connected(plan, engine) as sender:

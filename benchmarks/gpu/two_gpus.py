@@ -50,7 +50,7 @@ def parity(part: Part) -> None:
     with Ranks(2) as ranks:
 
         def run(job: Any, world: int, *more: str) -> Any:
-            plan = load_plan([*(placed(part, *more) if world > 1 else [*words(part), *more]), *own])
+            plan = load_plan([*(placed(part, *more) if world > 1 else words(part, *more)), *own])
             step = batches(plan, chosen)
             return ranks.run(world, job, plan, str(plan.model.path), step, deadline_s=part.left_s())[0]
 
@@ -79,9 +79,16 @@ def disaggregated(part: Part) -> None:
     left_behind(part, run, "grpo", before)
 
 
+APART = ("placement.mode=disaggregated", "placement.gpus_per_node=2", "weight_sync.transport=distributed")
+
+
 def disaggregated_words(part: Part) -> list[str]:
-    own = ["placement.mode=disaggregated", "placement.gpus_per_node=2"]
-    return words(part, *own, "weight_sync.transport=distributed", "weight_sync.verify=canary")
+    return words(part, *APART, "weight_sync.verify=canary")
+
+
+def asynchronous_words(part: Part, mode: str) -> list[str]:
+    """One optimizer step a rollout: further ones would make its samples older than one_step allows."""
+    return words(part, *APART, f"async_mode={mode}", steps=part.options.steps // 2 + 1, optimizer_steps=1)
 
 
 def sync(part: Part) -> None:
@@ -90,10 +97,49 @@ def sync(part: Part) -> None:
     run(part)
 
 
+def colocated_tp(part: Part) -> None:
+    from _colocated_tp import colocated_tp as run
+
+    run(part)
+
+
+def asynchronous(part: Part) -> None:
+    """A disaggregated run in each mode, beside the synchronous one in step time."""
+    from _runs import median, report, warm, whole
+
+    from rlrun.errors import RlrunError
+    from rlrun.plan.build import load_plan
+    from rlrun.plan.limits import limits
+
+    runnable = []
+    for mode in ("sync", "one_step", "fully_async"):
+        try:
+            refused = [limit.what for limit in limits(load_plan(asynchronous_words(part, mode)))]
+        except RlrunError as e:
+            refused = [problem.summary for problem in e.problems]
+        if refused:
+            part.row(f"{mode}: not in this version ({refused[0][:60]})", None)
+        else:
+            runnable.append(mode)
+    if runnable == ["sync"]:
+        return
+    synchronous = None
+    for mode in runnable:
+        run = whole(part, mode, asynchronous_words(part, mode))
+        report(part, run, mode)
+        step = median([row["perf/step_s"] for row in warm(run.rows())])
+        synchronous = synchronous or step
+        part.row(f"{mode}: step beside the synchronous one", step, "s", synchronous, "sync")
+        stale = max(row.get("rollout/staleness_max", 0.0) for row in run.rows())
+        part.row(f"{mode}: largest staleness", stale, "", float(run.json("plan.json")["max_staleness"]), "allowed")
+
+
 PARTS = {
-    "disaggregated": Kind(disaggregated, 120),
+    "disaggregated": Kind(disaggregated, 140),
+    "colocated_tp": Kind(colocated_tp, 150),
     "sync": Kind(sync, 100),
-    "parity": Kind(parity, 90),
+    "parity": Kind(parity, 80),
+    "async": Kind(asynchronous, 10),
 }
 
 if __name__ == "__main__":
