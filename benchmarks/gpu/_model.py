@@ -2,10 +2,9 @@
 
 The model has the shape of Qwen3-0.6B and random bfloat16 weights; its tokenizer knows a dozen of the 151,936 ids. So
 that it speaks in these, all embedding rows share a direction: those of the tokenizer's ids (end and padding aside) go
-along it, all others against it, which puts their logits 20 nats apart. Among each other they stay nearly even, and small
-enough for bfloat16. No sample ends early:
-every response has `max_response_tokens`, and each step the same work. The task is to write even digits: the reward is
-the share of the response's characters that are, 5 of 11 at first.
+along it, all others against it, which puts their logits 20 nats apart. Among each other they stay nearly even, and
+small enough for bfloat16. No sample ends early: every response has `max_response_tokens`, and each step the same work.
+The task is to write even digits: the reward is the share of the response's characters that are, 5 of 11 at first.
 """
 
 from __future__ import annotations
@@ -36,8 +35,13 @@ class Size:
 
 FULL = Size(("model=qwen3_0_6b",), 32, 8, 256, 16384, 1e-4)
 TINY = Size(
-    ("model=tiny_qwen3", "model.init=pretrained", "model.alphabet=null", "model.architecture.vocab_size=512")
-    + ("model.architecture.tie_word_embeddings=true",),
+    (
+        "model=tiny_qwen3",
+        "model.init=pretrained",
+        "model.alphabet=null",
+        "model.architecture.vocab_size=512",
+        "model.architecture.tie_word_embeddings=true",
+    ),
     8,
     4,
     16,

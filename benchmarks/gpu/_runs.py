@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -132,10 +133,8 @@ class Run:
 
     def kill(self) -> None:
         for pid in self.family():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.wait(20)
 
     def family(self) -> dict[int, str]:
@@ -229,6 +228,11 @@ def warm(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     return rows[WARM_UP:] if len(rows) > 2 * WARM_UP else rows[-1:]
 
 
+def label(part: Part, name: str) -> str:
+    """What a row of one run begins with; nothing when the part has but this one."""
+    return "" if name == part.name else f"{name}: "
+
+
 def report(part: Part, run: Run, name: str) -> None:
     """Rows of a finished run: what it learned, how far trainer and engine were apart, where time and memory went."""
     learning(part, run, name)
@@ -238,20 +242,20 @@ def report(part: Part, run: Run, name: str) -> None:
 
 def learning(part: Part, run: Run, name: str) -> None:
     rows, summary = run.rows(), run.json("summary.json")
-    part.row(f"{name}: steps", summary["steps"], "", run.json("plan.json")["num_steps"], "steps planned")
+    part.row(f"{label(part, name)}steps", summary["steps"], "", run.json("plan.json")["num_steps"], "steps planned")
     rewards = [row["rollout/reward_mean"] for row in rows]
     first, last = summary["first_reward_mean"], summary["last_reward_mean"]
-    part.row(f"{name}: reward, last steps", last, "", first, "first steps")
-    part.row(f"{name}: reward of every step", " ".join(f"{reward:.2f}" for reward in rewards))
+    part.row(f"{label(part, name)}reward, last steps", last, "", first, "first steps")
+    part.row(f"{label(part, name)}reward of every step", " ".join(f"{reward:.2f}" for reward in rewards))
     for key, what in (("", "mean"), ("_max", "largest")):
         gaps = [row[f"train/train_rollout_logprob_abs_diff{key}"] for row in rows]
-        part.row(f"{name}: |dlogp| trainer - engine, {what}, worst step", max(gaps), "nats")
+        part.row(f"{label(part, name)}|dlogp| trainer - engine, {what}, worst step", max(gaps), "nats")
     canaries = [row["sync/canary_abs_diff_max"] for row in rows if "sync/canary_abs_diff_max" in row]
     if canaries:
-        part.row(f"{name}: canary, largest |dlogp|, worst step", max(canaries), "nats")
+        part.row(f"{label(part, name)}canary, largest |dlogp|, worst step", max(canaries), "nats")
     if "train/value_loss" in rows[-1]:
         losses = [row["train/value_loss"] for row in rows if "train/value_loss" in row]
-        part.row(f"{name}: value loss, last step", losses[-1], "", losses[0], "first step")
+        part.row(f"{label(part, name)}value loss, last step", losses[-1], "", losses[0], "first step")
 
 
 def times(part: Part, run: Run, name: str) -> None:
@@ -260,12 +264,12 @@ def times(part: Part, run: Run, name: str) -> None:
     for phase in dict.fromkeys(phase for row in run.rows() for phase in phases(row)):
         found = [phases(row)[phase] for row in rows if phase in phases(row)]
         estimate = planned.get(PLANNED.get(phase, phase))
-        part.row(f"{name}: {phase}", median(found), "s", estimate, "plan" if estimate else "")
+        part.row(f"{label(part, name)}{phase}", median(found), "s", estimate, "plan" if estimate else "")
     step = [row["perf/step_s"] - row.get("perf/save_s", 0.0) for row in rows]
     estimate = plan["time"]["step_s"] if plan["time"] else None
-    part.row(f"{name}: whole step, without saving", median(step), "s", estimate, "plan" if estimate else "")
-    part.row(f"{name}: start-up", summary["startup_s"], "s")
-    part.row(f"{name}: whole run", summary["wall_s"], "s")
+    part.row(f"{label(part, name)}whole step, without saving", median(step), "s", estimate, "plan" if estimate else "")
+    part.row(f"{label(part, name)}start-up", summary["startup_s"], "s")
+    part.row(f"{label(part, name)}whole run", summary["wall_s"], "s")
 
 
 def generated_per_s(run: Run) -> float:
@@ -288,12 +292,12 @@ def memory(part: Part, run: Run, name: str) -> None:
         estimate = next((planned[n] for n in names if n in planned), None)
         peak = run.memory.peak(spans.get(phase, []))
         if peak is not None or estimate is not None:
-            part.row(f"{name}: GPU memory, {phase}", peak, "GiB", estimate, "plan" if estimate else "")
+            part.row(f"{label(part, name)}GPU memory, {phase}", peak, "GiB", estimate, "plan" if estimate else "")
     keys = dict.fromkeys(key for row in run.rows() for key in row if "memory/" in key)
     for key in keys:
         largest = max(row[key] for row in run.rows() if key in row)
         in_gib = largest / GIB if largest > MIB else largest
-        part.row(f"{name}: {key}, largest", in_gib, "GiB")
+        part.row(f"{label(part, name)}{key}, largest", in_gib, "GiB")
 
 
 def plan_memory(plan: dict[str, Any]) -> dict[str, float]:
@@ -307,19 +311,19 @@ def left_behind(part: Part, run: Run, name: str, shm_before: set[str], wait_s: f
     end = time.monotonic() + wait_s
     while (family := run.family()) and time.monotonic() < end:
         time.sleep(0.2)
-    part.row(f"{name}: processes left", len(family))
+    part.row(f"{label(part, name)}processes left", len(family))
     for pid, line in list(family.items())[:3]:
-        part.row(f"{name}: left {pid}", line[:70])
+        part.row(f"{label(part, name)}left {pid}", line[:70])
     ray = [line for line in family.values() if "ray" in line]
-    part.row(f"{name}: processes of Ray left", len(ray))
+    part.row(f"{label(part, name)}processes of Ray left", len(ray))
     if run.memory.before:
         while (more := _more_than(run.memory.before)) > SMALL_GIB and time.monotonic() < end:
             time.sleep(0.5)
-        part.row(f"{name}: GPU memory not given back", more * GIB / MIB, "MiB")
+        part.row(f"{label(part, name)}GPU memory not given back", more * GIB / MIB, "MiB")
     files = sorted(file for file in shared_memory() - shm_before if not somebody_elses(file, run.pids))
-    part.row(f"{name}: files left in /dev/shm", len(files))
+    part.row(f"{label(part, name)}files left in /dev/shm", len(files))
     for file in files[:3]:
-        part.row(f"{name}: left {file}", None)
+        part.row(f"{label(part, name)}left {file}", None)
 
 
 def _more_than(before: list[float]) -> float:

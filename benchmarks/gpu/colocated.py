@@ -7,7 +7,7 @@
     grpo       GRPO of a Qwen3-0.6B shape with random weights, trainer and engine taking turns on the GPU: reward,
                |dlogp|, seconds and memory of each phase beside the plan
     engine     its generation beside a bare SGLang server with the same arguments and prompts
-    trainer    its training beside the same trainer without Ray, and beside Megatron-core's own GPTModel, layers and loss
+    trainer    its training beside the same trainer without Ray, and beside Megatron-core's own model, layers and loss
     leftovers  what a run that breaks, and one that is interrupted, leave: processes, GPU memory, shared memory
     ppo        five steps of PPO, whose critic shares the GPU
 
@@ -56,8 +56,8 @@ def grpo(part: Part) -> None:
     report(part, run, "grpo")
     prompt = len(prompts(run.json("plan.json"))[0])
     found = {"generated": generated_per_s(run), "trained": trained_per_s(run, prompt), "words": run.words}
-    part.row("grpo: generation", found["generated"], "tokens/s")
-    part.row("grpo: training", found["trained"], "tokens/s")
+    part.row("generation", found["generated"], "tokens/s")
+    part.row("training", found["trained"], "tokens/s")
     _results(part).write_text(json.dumps(found))
     left_behind(part, run, "after success", before)
 

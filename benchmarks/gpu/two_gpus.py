@@ -72,18 +72,18 @@ def disaggregated(part: Part) -> None:
     from _runs import generated_per_s, left_behind, report, shared_memory, trained_per_s, whole
 
     before = shared_memory()
-    run = whole(part, "grpo", disaggregated_words(part))
-    report(part, run, "grpo")
-    part.row("grpo: generation", generated_per_s(run), "tokens/s")
-    part.row("grpo: training", trained_per_s(run, 4), "tokens/s")
-    left_behind(part, run, "grpo", before)
+    run = whole(part, part.name, disaggregated_words(part))
+    report(part, run, part.name)
+    part.row("generation", generated_per_s(run), "tokens/s")
+    part.row("training", trained_per_s(run, 4), "tokens/s")
+    left_behind(part, run, "after success", before)
 
 
 APART = ("placement.mode=disaggregated", "placement.gpus_per_node=2", "weight_sync.transport=distributed")
 
 
 def disaggregated_words(part: Part) -> list[str]:
-    return words(part, *APART, "weight_sync.verify=canary")
+    return words(part, *APART)
 
 
 def asynchronous_words(part: Part, mode: str) -> list[str]:
