@@ -138,15 +138,15 @@ def parse(doc: str, parts: Mapping[str, Kind], steps: int, tiny_steps: int) -> a
     return asked
 
 
-def main(script: str, doc: str, parts: Mapping[str, Kind], steps: int = 20, tiny_steps: int = 3) -> int:
-    """Runs the parts that were asked for. Exit code 1 when one of them failed."""
-    asked = parse(doc, parts, steps, tiny_steps)
+def main(script: str, doc: str, parts: Mapping[str, Kind], sizes: Callable[[bool], str]) -> int:
+    """Runs the parts that were asked for. `sizes` says what they run on, tiny or not. Exit code 1 when one failed."""
+    asked = parse(doc, parts, steps=20, tiny_steps=3)
     end = time.monotonic() + asked.budget_s
     out = os.environ.get("OUT")
     json_path = asked.json or (os.path.join(out, f"{script}.json") if out else None)
     work = tempfile.mkdtemp(prefix="rlrun-bench-")
     options = Options(asked.tiny, asked.steps, not asked.no_offload, not asked.no_cuda_graph, work, out)
-    facts = machine()
+    facts = machine() | {"sizes": sizes(asked.tiny)}
     say("\n".join(f"{name:<9} {value}" for name, value in facts.items()))
     rows: list[Row] = []
     signal.signal(signal.SIGTERM, _interrupt)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from _common import Part
 
@@ -54,10 +55,25 @@ def size(part: Part) -> Size:
     return TINY if part.options.tiny else FULL
 
 
-def placement(part: Part) -> list[str]:
-    if part.options.tiny:
-        return ["placement=cpu_1"]
-    return ["placement=gpu_1", "placement.gpu=h200_141gb"]
+def describe(tiny: bool) -> str:
+    """Sizes, for the head of the output."""
+    s, plan = TINY if tiny else FULL, shape(tiny)
+    return (
+        f"{plan.model.name}, {plan.model.spec.num_parameters:,} parameters, {plan.model.dtype}; {s.prompts} prompts x "
+        f"{s.group} samples of 4 + {s.response} tokens, micro-batches of up to {s.micro_batch} tokens, lr {s.lr:g}"
+    )
+
+
+def shape(tiny: bool) -> Any:
+    """A plan of the model, from before it is there."""
+    from rlrun.plan.build import load_plan
+
+    model = (TINY if tiny else FULL).model
+    return load_plan(["+experiment=quickstart", *_placement(tiny), *model, "model.path=rlrun/random"])
+
+
+def _placement(tiny: bool) -> list[str]:
+    return ["placement=cpu_1"] if tiny else ["placement=gpu_1", "placement.gpu=h200_141gb"]
 
 
 def words(part: Part, *more: str, steps: int | None = None, graph: bool = True, optimizer_steps: int = 4) -> list[str]:
@@ -65,7 +81,7 @@ def words(part: Part, *more: str, steps: int | None = None, graph: bool = True, 
     s, (model_dir, data) = size(part), files(part)
     own = [
         "+experiment=quickstart",
-        *placement(part),
+        *_placement(part.options.tiny),
         *s.model,
         f"model.path={model_dir}",
         f"data.train.path={data}",
@@ -110,7 +126,9 @@ def make_model(folder: Path, part: Part) -> None:
     from rlrun.data.tiny_model import EOS_ID, PAD_ID, SPECIAL_TOKENS, make_random_model
     from rlrun.plan.build import load_plan
 
-    plan = load_plan(["+experiment=quickstart", *placement(part), *size(part).model, "model.path=rlrun/random"])
+    plan = load_plan(
+        ["+experiment=quickstart", *_placement(part.options.tiny), *size(part).model, "model.path=rlrun/random"]
+    )
     make_random_model(str(folder), plan.model.spec, ALPHABET, plan.seed, plan.model.dtype)
     path = folder / "model.safetensors"
     weights = load_file(path)

@@ -251,6 +251,7 @@ def stock_steps(rendezvous: Rendezvous, plan: RunPlan, step: list[TrainBatch], r
                 position_embedding_type="rope",
                 rotary_base=spec.rope_theta,
             )
+            model.to(where, getattr(torch, plan.model.dtype))  # torch's norms are made on the host, in float32
             wrapped = wrap_ddp(model, plan.train)
             optimizer = build_optimizer(wrapped, plan.train, plan.algo.optimizer)
             rows = [torch.tensor(np.stack([step[0].tokens[i] for i in m])).to(where) for m in step[0].micro_batches]

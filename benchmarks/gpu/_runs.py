@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +36,32 @@ MEMORY |= {"critic": ("train",), "values": ("logprob",), "save": ("save",)}
 
 class GpuMemory:
     """What the driver says that each GPU holds, twenty times a second, in a thread. Empty where there is no driver.
-    A context of our own would be part of what is measured, so this asks nvidia-smi."""
+    A context of our own would be part of what is measured, so this asks nvidia-smi, which says when it looked."""
 
-    COMMAND = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "50")
+    COMMAND = ("nvidia-smi", "--query-gpu=timestamp,index,memory.used", "--format=csv,noheader,nounits", "-lms", "50")
 
     def __init__(self) -> None:
         self.before = gpu_memory()
         self.samples: list[tuple[float, int, float]] = []  # time, GPU, GiB
         self._process: subprocess.Popen | None = None
         if self.before:
-            self._process = subprocess.Popen(self.COMMAND, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            threading.Thread(target=self._read, daemon=True).start()
+            by_line = ("stdbuf", "-oL") if shutil.which("stdbuf") else ()
+            command = [*by_line, *self.COMMAND]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            index, _, used = line.partition(",")
-            if used.strip().isdigit():
-                self.samples.append((time.time(), int(index), int(used) * MIB / GIB))
+    def _read(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line cut at the end
+                self.samples.append(sample(line))
 
-    def peak(self, spans: Sequence[tuple[float, float]]) -> float | None:
-        """GiB above what was held before, on the fullest GPU, at the worst moment of these spans. None when no sample
-        falls into them."""
+    def peak(self, spans: Sequence[tuple[float, float]], gpus: Collection[int] | None = None) -> float | None:
+        """GiB above what was held before, on the fullest of these GPUs (of all), at the worst moment of these spans.
+        None when no sample falls into them."""
         found = [
             used - self.before[gpu]
             for at, gpu, used in list(self.samples)
-            if any(first <= at <= last for first, last in spans)
+            if (gpus is None or gpu in gpus) and any(first <= at <= last for first, last in spans)
         ]
         return max(found, default=None)
 
@@ -69,6 +69,12 @@ class GpuMemory:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(10)
+
+
+def sample(line: str) -> tuple[float, int, float]:
+    """`2026/11/30 23:19:51.123, 0, 1234`, in local time and MiB -> seconds since 1970, GPU, GiB."""
+    at, index, used = line.split(",")
+    return datetime.strptime(at.strip(), "%Y/%m/%d %H:%M:%S.%f").timestamp(), int(index), int(used) * MIB / GIB
 
 
 def gpu_memory() -> list[float]:
@@ -284,20 +290,29 @@ def trained_per_s(run: Run, prompt_tokens: int) -> float:
 
 
 def memory(part: Part, run: Run, name: str) -> None:
-    """The driver's figure at the worst moment of each phase, beside the plan's; and what the run says itself."""
-    planned = plan_memory(run.json("plan.json"))
-    spans = run.spans()
+    """What each phase needed at its worst moment, as the run measures it, and what the driver saw on the GPU, both
+    beside the plan. The driver counts what torch's allocator keeps for later, and looks twenty times a second."""
+    planned, spans = plan_memory(run.json("plan.json")), run.spans()
+
+    def beside(phase: str, what: str, value: float | None) -> None:
+        estimate = next((planned[n] for n in MEMORY.get(phase, ()) if n in planned), None)
+        if value is not None or estimate is not None:
+            part.row(f"{label(part, name)}{what}", value, "GiB", estimate, "plan" if estimate else "")
+
     for phase in dict.fromkeys(phase for row in run.rows() for phase in phases(row)):
-        names = MEMORY.get(phase, (phase,))
-        estimate = next((planned[n] for n in names if n in planned), None)
-        peak = run.memory.peak(spans.get(phase, []))
-        if peak is not None or estimate is not None:
-            part.row(f"{label(part, name)}GPU memory, {phase}", peak, "GiB", estimate, "plan" if estimate else "")
-    keys = dict.fromkeys(key for row in run.rows() for key in row if "memory/" in key)
-    for key in keys:
-        largest = max(row[key] for row in run.rows() if key in row)
-        in_gib = largest / GIB if largest > MIB else largest
-        part.row(f"{label(part, name)}{key}, largest", in_gib, "GiB")
+        gpus = gpus_of(run.json("plan.json"), phase)
+        beside(phase, f"GPU memory by the driver, {phase}", run.memory.peak(spans.get(phase, []), gpus))
+    for key in dict.fromkeys(key for row in run.rows() for key in row if key.startswith("memory/")):
+        phase = key.removeprefix("memory/").removesuffix("_gib")
+        what = f"GPU memory needed, {phase}" if phase in MEMORY else key
+        beside(phase, what, max(row[key] for row in run.rows() if key in row))
+
+
+def gpus_of(plan: dict[str, Any], phase: str) -> set[int]:
+    """The GPUs that the plan speaks of in a phase: of the engines while they generate, else of the trainer."""
+    engines = {slot for engine in plan["engines"] for slot in engine["slots"]}
+    chosen = engines if phase == "generate" else plan["train"]["slots"]
+    return {plan["slots"][slot]["gpu"] for slot in chosen}
 
 
 def plan_memory(plan: dict[str, Any]) -> dict[str, float]:

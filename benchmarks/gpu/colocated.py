@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import Kind, Part, main
-from _model import words
+from _model import describe, words
 
 PPO_STEPS, REPEATS = 5, 3
 
@@ -170,4 +170,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    raise SystemExit(main("colocated", __doc__, PARTS))
+    raise SystemExit(main("colocated", __doc__, PARTS, describe))

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from _common import Kind, Part, main
-from _model import words
+from _model import describe, words
 
 LAYOUTS = {
     "tp 2": ("placement.trainer.tp=2",),
@@ -143,4 +143,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    raise SystemExit(main("two_gpus", __doc__, PARTS))
+    raise SystemExit(main("two_gpus", __doc__, PARTS, describe))

@@ -51,7 +51,20 @@ def test_memory_is_that_of_the_fullest_gpu_above_what_was_there_before():
     memory = Sampled([1.0, 2.0], [(1.0, 0, 30.0), (1.5, 0, 5.0), (1.5, 1, 9.0), (3.0, 1, 50.0)])
     assert memory.peak([(1.2, 2.0)]) == 7.0
     assert memory.peak([(0.5, 1.1), (1.2, 2.0)]) == 29.0
+    assert memory.peak([(0.5, 1.1), (1.2, 2.0)], gpus={1}) == 7.0
     assert memory.peak([(2.0, 2.5)]) is None
+
+
+def test_samples_are_taken_when_the_driver_says():
+    at, gpu, used = _runs.sample("2026/11/30 23:19:51.250, 1, 2048\n")
+    assert (time.localtime(at)[:6], at % 1, gpu, used) == ((2026, 11, 30, 23, 19, 51), 0.25, 1, 2.0)
+
+
+def test_apart_the_trainer_is_measured_on_its_own_gpus():
+    slots = [{"gpu": gpu} for gpu in (4, 5, 6)]
+    plan = {"slots": slots, "train": {"slots": [0, 1]}, "engines": [{"slots": [2]}]}
+    assert _runs.gpus_of(plan, "generate") == {6}
+    assert _runs.gpus_of(plan, "train") == {4, 5}
 
 
 def test_a_ratio_is_measured_over_reference():
