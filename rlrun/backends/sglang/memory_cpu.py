@@ -1,14 +1,16 @@
 """What SGLang's memory saver does on a GPU, on a CPU: weights and KV cache are really gone while they are released.
 
-SGLang answers /release_memory_occupation and /resume_memory_occupation without a GPU too, and moves nothing. Here the
-storages are emptied, so that a run which takes turns frees the memory of this machine as well, and what comes back is
-not a number until a push has written it: a weight that a push forgets shows in the first log-prob.
+SGLang answers /release_memory_occupation and /resume_memory_occupation without a GPU too, and moves nothing. Here their
+pages go back to the machine and their addresses stay, as those of GPU memory do, and what comes back is not a number
+until a push has written it: a weight that a push forgets shows in the first log-prob.
 
 The hooks are SGLang's own (`sglang.srt.plugins`); `launch` registers them on cpu alone.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,23 +30,28 @@ def register_hooks() -> None:
 
 def _release(original: Callable, updater: Any, request: Any) -> Any:
     answer = original(updater, request)
-    runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        for tensor in _tensors(runner, tag):
-            storage = tensor.untyped_storage()
-            if storage.size():
-                _released(runner).setdefault(tag, []).append((tensor, storage.size()))
-                storage.resize_(0)
+        for tensor in _tensors(updater.tp_worker.model_runner, tag):
+            give_back(tensor)
     return answer
 
 
 def _resume(original: Callable, updater: Any, request: Any) -> Any:
-    runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        for tensor, nbytes in _released(runner).pop(tag, []):
-            tensor.untyped_storage().resize_(nbytes)
+        for tensor in _tensors(updater.tp_worker.model_runner, tag):
             fill(tensor, float("nan") if tag == "weights" and tensor.is_floating_point() else 0)
     return original(updater, request)
+
+
+def give_back(tensor: Tensor) -> None:
+    """Whole pages of the tensor's storage, to the machine; they read as zeros from then on."""
+    storage = tensor.untyped_storage()
+    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise")
 
 
 def fill(tensor: Tensor, value: float) -> None:
@@ -52,13 +59,6 @@ def fill(tensor: Tensor, value: float) -> None:
     whole = tensor.new_empty(0)
     whole.set_(tensor.untyped_storage())
     whole.fill_(value)
-
-
-def _released(runner: Any) -> dict[str, list[tuple[Tensor, int]]]:
-    """By tag: what was emptied, and how many bytes it had."""
-    if not hasattr(runner, "rlrun_released"):
-        runner.rlrun_released = {}
-    return runner.rlrun_released
 
 
 def _tensors(runner: Any, tag: str) -> Iterator[Tensor]:
