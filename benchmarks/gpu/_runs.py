@@ -351,6 +351,13 @@ def shared_memory() -> set[str]:
 
 
 def somebody_elses(file: str, pids: set[int]) -> bool:
-    """Whether the name has a process number in it, which is none of these. Others count: who made them is not known."""
+    """Whether the name has a process number in it, which is none of these, or another process maps the file. What is
+    left counts: who made it is not known."""
     numbers = re.findall(r"(?<=[-_])\d+(?=[-_])", file)
-    return bool(numbers) and not any(int(number) in pids for number in numbers)
+    if numbers:
+        return not any(int(number) in pids for number in numbers)
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if int(maps.parent.name) not in pids and f"/dev/shm/{file}" in maps.read_text(errors="replace"):
+                return True
+    return False
