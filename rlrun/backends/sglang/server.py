@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -47,6 +48,7 @@ class OwnedProcess:
         self._stopping = False
         self._owner_fd: int | None = None
         self._scratch: str | None = None
+        self._shared: set[str] = set()
 
     def spawn(self, command: Sequence[str], env: dict[str, str]) -> None:
         """Starts `command` in a session of its own, stdout and stderr into the log file."""
@@ -93,6 +95,7 @@ class OwnedProcess:
         if self._process is None:
             return
         self._stopping = True
+        self.note_shared_memory()
         if grace_s > 0:
             self._signal(signal.SIGTERM)
             self._await_empty_group(grace_s)
@@ -104,16 +107,33 @@ class OwnedProcess:
             self._owner_fd = None
         self._clean_up()
 
+    def note_shared_memory(self) -> None:
+        """Remembers the files in /dev/shm that `stop` has to take away: SGLang names them after nothing that is known
+        from outside, and a process that is killed leaves them. Call while the processes live."""
+        for pid in self._members():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                mapped = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+                self._shared |= set(re.findall(r"/dev/shm/sgl\S+", mapped))
+            self._shared |= set(glob.glob(f"/dev/shm/sem.loky-{pid}-*"))
+
+    def _members(self) -> list[int]:
+        """Processes of the group."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[2]) == self.pid:
+                    found.append(int(entry.name))
+        return found
+
     def _clean_up(self) -> None:
-        """Removes the scratch folder, and the shared memory that SGLang names after the sockets in it."""
-        if self._scratch is None:
-            return
-        for name in os.listdir(self._scratch):
-            for segment in glob.glob(f"/dev/shm/sglang_loads_{glob.escape(name)}_*.shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(segment)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch = None
+        """Removes the scratch folder, and the shared memory that was noted."""
+        for path in self._shared:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._shared = set()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
     def require_alive(self, doing: str) -> None:
         """Raises RunFailed with the end of the log when the process has ended."""
@@ -273,6 +293,7 @@ def _wait_until(process: OwnedProcess, ready: Callable[[], bool], deadline_s: fl
     while True:
         process.require_alive("while starting")
         if ready():
+            process.note_shared_memory()
             return
         if time.monotonic() > end:
             tail = log_tail(process.log_path)

@@ -95,6 +95,32 @@ def test_stop_leaves_nothing_of_the_group(tmp_path, grace_s):
     process.stop()  # again does nothing
 
 
+# Shared memory as an engine leaves it: a file that it maps, and a semaphore with its number.
+SHARING = """
+import mmap, os, time
+kept = []
+for path in (f"/dev/shm/sglang_loads_{os.getpid()}_test.shm", f"/dev/shm/sem.loky-{os.getpid()}-test"):
+    with open(path, "w+b") as f:
+        f.truncate(4096)
+        kept.append(mmap.mmap(f.fileno(), 4096))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_stop_takes_away_shared_memory_also_after_a_crash(tmp_path, crashes):
+    process = spawn(tmp_path, SHARING)
+    _wait_until(process, lambda: "ready" in process.log_path.read_text(), DEADLINE_S)
+    files = [f"/dev/shm/sglang_loads_{process.pid}_test.shm", f"/dev/shm/sem.loky-{process.pid}-test"]
+    assert all(map(os.path.exists, files))
+    if crashes:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait_exit()
+    process.stop()
+    assert not any(map(os.path.exists, files))
+
+
 @pytest.mark.parametrize("program", [FAMILY, BUSY])
 def test_a_killed_owner_takes_its_processes_along(tmp_path, program):
     log = tmp_path / "engine_0.log"
