@@ -2,7 +2,9 @@
 
 SGLang answers /release_memory_occupation and /resume_memory_occupation without a GPU too, and moves nothing. Here the
 storages are emptied, so that a run which takes turns frees the memory of this machine as well, and what comes back is
-not a number until a push has written it: a weight that a push forgets shows in the first log-prob.
+not a number until a push has written it: a weight that a push forgets shows in the first log-prob. With
+--enable-weights-cpu-backup, for a model that gets no pushes, weights come back as they were, from copies in pageable
+memory: nothing is freed then.
 
 The hooks are SGLang's own (`sglang.srt.plugins`); `launch` registers them on cpu alone.
 """
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, UntypedStorage
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
@@ -30,10 +32,12 @@ def _release(original: Callable, updater: Any, request: Any) -> Any:
     answer = original(updater, request)
     runner = updater.tp_worker.model_runner
     for tag in request.tags:
+        kept = tag == "weights" and runner.server_args.enable_weights_cpu_backup
         for tensor in _tensors(runner, tag):
             storage = tensor.untyped_storage()
             if storage.size():
-                _released(runner).setdefault(tag, []).append((tensor, storage.size()))
+                content = storage.clone() if kept else None
+                _released(runner).setdefault(tag, []).append((tensor, storage.size(), content))
                 storage.resize_(0)
     return answer
 
@@ -41,9 +45,12 @@ def _release(original: Callable, updater: Any, request: Any) -> Any:
 def _resume(original: Callable, updater: Any, request: Any) -> Any:
     runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        for tensor, nbytes in _released(runner).pop(tag, []):
+        for tensor, nbytes, content in _released(runner).pop(tag, []):
             tensor.untyped_storage().resize_(nbytes)
-            fill(tensor, float("nan") if tag == "weights" and tensor.is_floating_point() else 0)
+            if content is not None:
+                tensor.untyped_storage().copy_(content)
+            else:
+                fill(tensor, float("nan") if tag == "weights" and tensor.is_floating_point() else 0)
     return original(updater, request)
 
 
@@ -54,8 +61,8 @@ def fill(tensor: Tensor, value: float) -> None:
     whole.fill_(value)
 
 
-def _released(runner: Any) -> dict[str, list[tuple[Tensor, int]]]:
-    """By tag: what was emptied, and how many bytes it had."""
+def _released(runner: Any) -> dict[str, list[tuple[Tensor, int, UntypedStorage | None]]]:
+    """By tag: what was emptied, how many bytes it had, and a copy of them where there is to be one."""
     if not hasattr(runner, "rlrun_released"):
         runner.rlrun_released = {}
     return runner.rlrun_released
