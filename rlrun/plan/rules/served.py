@@ -42,7 +42,10 @@ def asked(c: Context) -> Iterator[Problem]:
     names = ", ".join(models)
     summary = f"{names} would be served, and neither the reward function nor a hook has a parameter `models`"
     keys = (f"{MODELS}.{next(iter(models))}.path", "reward.function")
-    hint = f"give the function a parameter `models`, which is then given {names} by name, or remove {MODELS}"
+    hint = (
+        f"set reward.function to one with a parameter `models`, which is given {names} by name (such as "
+        f"rlrun.agents.judges:graded), or remove {MODELS}"
+    )
     yield c.problem("served-model-unused", summary, *keys, hint=hint)
 
 
