@@ -57,7 +57,6 @@ GPU_KEYS = (
     "trainer.offload",
     "trainer.optimizer_offload",
     "trainer.optimizer_dtype",
-    "rollout.offload",
     "rollout.expected_response_tokens",
     "checkpoint.gather",
     "rollout.sglang.attention_backend",

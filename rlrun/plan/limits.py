@@ -120,7 +120,6 @@ def _offload(plan: RunPlan) -> list[Limit]:
     keys = {
         "trainer.offload": plan.train.offload,
         "trainer.optimizer_offload": plan.train.optimizer_offload,
-        "rollout.offload": plan.rollout.offload,
     }
     on = [key for key, value in keys.items() if value]
     if on:

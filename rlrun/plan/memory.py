@@ -28,7 +28,8 @@ engine are on the GPU at once, unless one of them is offloaded while the other w
 | wake-up              | the same; called so with rollout.offload | only weights: the KV cache follows the push  |
 | rollout              | state; nothing with trainer.offload     | all                                           |
 
-The engine's weights are not kept on the host in the meantime: the push brings them.
+The engine's weights are not kept on the host in the meantime: the push brings them. A canary after the push needs what
+the trainer kept beside the whole engine.
 """
 
 from __future__ import annotations
@@ -149,6 +150,10 @@ def estimate(m: Layout) -> MemoryPlan:
     waking = m.colocated and m.rollout_offload
     pushing = {"engine weights": engine["engine weights"]} if waking else beside
     kept = ("weights",) if m.colocated and m.trainer_offload else tuple(stages[0])
+    staying = [{name: base[name] for name in kept} for base in stages]
+    pushes = [sync_terms(m, base) | pushing | own for base in staying]
+    if m.colocated and m.canary:  # scored by the trainer's weights and a serving engine
+        pushes += [base | engine | own for base in staying]
     rollout = [engine | {"overhead": ENGINE_OVERHEAD}]
     if m.colocated:
         rollout = [({} if m.trainer_offload else base) | engine | own for base in stages]
@@ -156,9 +161,7 @@ def estimate(m: Layout) -> MemoryPlan:
         "train": [train_terms(m, i, base) | beside | own for i, base in enumerate(stages)],
         "logprob": [logprob_terms(m, i, base) | beside | own for i, base in enumerate(stages)],
         "save": [save_terms(m, i, base) | beside | own for i, base in enumerate(stages)],
-        "wake-up" if waking else "sync": [
-            sync_terms(m, {name: base[name] for name in kept}) | pushing | own for base in stages
-        ],
+        "wake-up" if waking else "sync": pushes,
         "rollout": rollout,
     }
     phases = tuple(_phase(name, max(terms, key=_total), m.gpu_bytes) for name, terms in found.items())

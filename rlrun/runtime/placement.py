@@ -50,6 +50,14 @@ class Slots:
         strategy = PlacementGroupSchedulingStrategy(self._group, self._places[slot][0])
         return {"num_cpus": 0, "num_gpus": share, "scheduling_strategy": strategy}
 
+    def free(self) -> None:
+        """Gives everything back; in a cluster that is ours it goes with Ray."""
+        if self._group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(self._group)
+            self._group = None
+
 
 def reserve(plan: RunPlan) -> Slots:
     """Raises RunFailed when the cluster has too few GPUs, does not grant them in `timeouts.start_s`, or grants others

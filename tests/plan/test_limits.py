@@ -86,7 +86,6 @@ TWO_NODES = [
         ("server-groups-not-runnable", ["+experiment=qwen3_pd"]),
         ("engine-nodes-not-runnable", TWO_NODES),
         ("offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.offload=true"]),
-        ("offload-not-runnable", ["+experiment=qwen3_grpo", "rollout.offload=true"]),
         ("offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_offload=true"]),
         ("optimizer-dtype-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_dtype=bfloat16"]),
         ("engine-parallel-not-runnable", [*SPLIT, "placement.rollout.pp=2"]),

@@ -59,6 +59,14 @@ def test_a_trainer_that_leaves_alone_does_not_move_the_engine():
     assert names(memory, "rollout") == {"engine weights", "KV cache"}
 
 
+def test_a_canary_needs_the_trainers_weights_beside_the_whole_engine():
+    plain, canary = estimate(layout(**TURNS)), estimate(layout(**TURNS, canary=True))
+    assert names(canary, "wake-up") == {"weights", "engine weights", "KV cache"}
+    by_name = {p.phase: p.total_bytes for p in canary.phases}
+    assert by_name["wake-up"] == by_name["rollout"] + term(plain, "weights", "wake-up")
+    assert {p.phase: p.total_bytes for p in plain.phases if p.phase != "wake-up"}.items() <= by_name.items()
+
+
 def test_each_phase_ends_with_the_overhead_of_both_processes():
     """Contexts stay when memory is released."""
     for m in (layout(), layout(**TURNS)):

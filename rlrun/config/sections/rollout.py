@@ -82,8 +82,8 @@ class RolloutConfig(Section):
     )
     """How sglang-router spreads requests when there is more than one engine."""
     offload: bool = Field(default=False, json_schema_extra=NOT_SEMANTIC)
-    """Release the engines' weights and KV cache while the trainer works (SGLang's memory saver); colocated on cuda
-    only. Weights come back with the next push, the KV cache after it."""
+    """Release the engines' weights and KV cache while the trainer works (SGLang's memory saver); colocated only.
+    Weights come back with the next push, the KV cache after it."""
     port: Annotated[int, Field(ge=1024, le=65535)] | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
     """First port of the engines and the router, which take consecutive ones; null picks free ports."""
     sglang: SglangConfig = Field(default=SglangConfig(), json_schema_extra=NOT_SEMANTIC)

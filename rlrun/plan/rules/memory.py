@@ -104,6 +104,7 @@ def _layout(c: Context, group: Group) -> Layout | None:
         gpus_per_node=p.gpus_per_node,
         host_gib=p.host_memory_gib,
         delta_sync=c.config.weight_sync.transport == "delta",
+        canary=c.config.weight_sync.verify == "canary",
         engine_pp=group.pp,
         engine_dp=group.dp_attention,
     )

@@ -13,12 +13,11 @@ SHARDED = "trainer.distributed_optimizer"
 
 
 def taking_turns(c: Context) -> Iterator[Problem]:
-    """On cpu `device_keys` has said that nothing is offloaded."""
-    p = c.config.placement
-    if p.device == "cuda" and p.mode == "disaggregated":
-        for key, whose in (("trainer.offload", "trainer"), ("rollout.offload", "engines")):
-            if c.changed(key):
-                yield inactive(c, key, f"empties GPUs that nobody but the {whose} would use", "placement.mode")
+    mode = c.config.placement.mode
+    alone = {"disaggregated": ("trainer", "engines"), "train_only": ("trainer",), "rollout_only": ("engines",)}
+    for key, whose in (("trainer.offload", "trainer"), ("rollout.offload", "engines")):
+        if c.changed(key) and whose in alone.get(mode, ()):
+            yield inactive(c, key, f"empties GPUs that nobody but the {whose} would use", "placement.mode")
 
 
 def sharded_optimizer(c: Context) -> Iterator[Problem]:

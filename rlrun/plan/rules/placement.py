@@ -201,7 +201,6 @@ def device_keys(c: Context) -> Iterator[Problem]:
         "trainer.optimizer_dtype",
         "trainer.optimizer_offload",
         "trainer.offload",
-        "rollout.offload",
         "placement.cpus_per_node",
         "placement.reserved",
         "placement.network_gb_per_s",

@@ -52,6 +52,7 @@ CASES = [
          ["trainer.distributed_optimizer=true"]),
     Case("inactive-key", [BIG, SPLIT, "trainer.offload=true"], ["trainer.offload=false"]),
     Case("inactive-key", [BIG, SPLIT, "rollout.offload=true"], ["rollout.offload=false"]),
+    Case("inactive-key", ["+experiment=quickstart_sft", "trainer.offload=true"], ["trainer.offload=false"]),
     Case("inactive-key", [QUICK, "trainer.optimizer_offload=true"], ["trainer.optimizer_offload=false"]),
     Case("inactive-key", [QUICK, "trainer.grad_dtype=bfloat16"], ["trainer.grad_dtype=float32"]),
     Case("inactive-key", [BIG, "trainer.optimizer_offload=true", "trainer.optimizer_dtype=bfloat16"],
