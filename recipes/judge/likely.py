@@ -1,4 +1,4 @@
-"""A reward without labels: how likely a frozen model finds a response, in [0, 1]. `conf/experiment/judge.yaml` uses it."""
+"""A reward without labels: how likely a frozen model finds a response. `conf/experiment/judge.yaml` uses it."""
 
 from __future__ import annotations
 

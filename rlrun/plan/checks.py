@@ -25,6 +25,7 @@ from rlrun.plan.rules import (
     policy,
     sampling,
     served,
+    served_memory,
     server_groups,
     sft,
     sync,
@@ -53,6 +54,7 @@ RULES: tuple[Rule, ...] = (
     *offload.RULES,
     *sync.RULES,
     *memory.RULES,
+    *served_memory.RULES,
     *time.RULES,
     *files.RULES,
 )

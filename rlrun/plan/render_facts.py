@@ -45,10 +45,12 @@ def _model(plan: RunPlan) -> str:
 
 def _frozen(model: ServedModelPlan) -> str:
     """A model that is served beside the policy."""
+    path = _path(model.path) if os.path.isabs(model.path) else model.path
     if not model.engines:
-        return f"{model.name}: {_path(model.path)}, on servers that run already"
+        return f"{model.name}: {path}, on servers that run already"
     context = f", up to {model.context_length:,} tokens" if model.context_length else ""
-    return f"{model.name}: {_path(model.path)}, {model.dtype}{context}"
+    size = f", {_size(model.weight_bytes)}" if model.weight_bytes else ""
+    return f"{model.name}: {path}{size or ','} {model.dtype}{context}"
 
 
 def _step(plan: RunPlan) -> str:
@@ -181,7 +183,7 @@ HOW = {
 def _weights(plan: RunPlan, sync: SyncPlan) -> str:
     how = HOW[sync.backend]
     verify = ", canary checked" if sync.verify == "canary" else ""
-    receivers = sum(engine.model == POLICY for engine in (*plan.engines, *plan.deployment.external))
+    receivers = sum(e.model == POLICY for e in plan.engines) + sum(e.model == POLICY for e in plan.deployment.external)
     to = f", to each of {receivers} engines" if receivers > 1 else ""
     of = "of " if sync.backend == "delta" else ""
     return f"{how}, {of}{_size(sync.total_bytes)} {plan.model.dtype} each step{to}{_through(plan, sync)}{verify}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlrun.config.arguments.sglang import FAMILY_ON_CPU
 from rlrun.families import FAMILIES
+from rlrun.plan.weight_files import BITS, read_weight_files
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,13 @@ def longest_context(folder: Path, device: str) -> LongestContext | None:
     if not isinstance(most, int) or kind != "default":  # a scaled rotary embedding reaches further
         return None
     return LongestContext(most, f"its config.json has max_position_embeddings = {most}")
+
+
+def weight_bytes(path: str | None, dtype: str) -> int:
+    """Of one copy of the weights as they are served: floating-point tensors in `dtype`, quantised ones as they are in
+    the files. 0 for a model that is not here."""
+    if path is None:
+        return 0
+    served, plain = BITS[{"float32": "F32", "bfloat16": "BF16"}[dtype]], ("F64", "F32", "F16", "BF16")
+    stored = read_weight_files(Path(path)).tensors.values()
+    return sum(t.size * (served if t.dtype in plain else BITS.get(t.dtype, 8)) // 8 for t in stored)

@@ -77,7 +77,11 @@ def attached(server):
 
 def alone(output_dir, server, *more):
     """The quickstart on external engines only."""
-    none = ["placement.rollout.gpus=8", "rollout.sglang.max_total_tokens=null", "rollout.sglang.max_running_requests=64"]
+    none = [
+        "placement.rollout.gpus=8",
+        "rollout.sglang.max_total_tokens=null",
+        "rollout.sglang.max_running_requests=64",
+    ]
     words = ["placement.mode=disaggregated", "weight_sync.transport=disk", attached(server), "tracking.enabled=false"]
     return [*SMALL, *none, *words, f"output_dir={output_dir}", *more]
 

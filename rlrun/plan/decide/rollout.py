@@ -22,6 +22,7 @@ from rlrun.plan.parts.rollout import (
     SyncPlan,
 )
 from rlrun.plan.rules.server_groups import sglang_of
+from rlrun.plan.served import weight_bytes
 
 CONTEXT_MARGIN = 8
 """Tokens an engine allows beyond prompt and response; SGLang refuses a request that fills its context exactly."""
@@ -100,6 +101,7 @@ def deployment_plan(c: Context, engines: tuple[EnginePlan, ...], routers: dict[s
                 router=routers.get(name),
                 dtype=by_device(m.dtype, p.device),
                 context_length=m.context_length,
+                weight_bytes=weight_bytes(local_path(m.path), by_device(m.dtype, p.device)),
             )
             for name, m in c.config.rollout.models.items()
         ),

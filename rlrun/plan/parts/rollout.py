@@ -63,6 +63,7 @@ class ServedModelPlan:
     router: RouterPlan | None
     dtype: str = "bfloat16"  # float32 | bfloat16
     context_length: int | None = None
+    weight_bytes: int = 0  # of one copy; 0 when the model is not here yet
 
 
 @dataclass(frozen=True)

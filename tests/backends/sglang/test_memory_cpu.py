@@ -12,13 +12,15 @@ from rlrun.backends.sglang import memory_cpu
 ALL = ("kv_cache", "weights", "cuda_graph")
 
 
-def updater() -> SimpleNamespace:
+def updater(backup: bool = False) -> SimpleNamespace:
     model = nn.Linear(3, 2)
     model.weight.data = torch.arange(6.0).reshape(2, 3)
     model.register_buffer("table", torch.ones(4))
     model.derived = model.weight.detach() * 2
     pool = SimpleNamespace(k_buffer=[torch.ones(5)], v_buffer=[torch.ones(5)])
-    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model, token_to_kv_pool=pool)))
+    args = SimpleNamespace(enable_weights_cpu_backup=backup)
+    runner = SimpleNamespace(model=model, token_to_kv_pool=pool, server_args=args)
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
 
 
 def tell(act, it, *tags) -> str:
@@ -53,3 +55,19 @@ def test_what_is_released_is_gone_and_comes_back_without_its_values():
     assert sizes(runner) == before
     assert runner.token_to_kv_pool.k_buffer[0].eq(0).all()
     assert runner.model.weight.eq(7).all()
+
+
+def test_weights_that_nobody_sends_again_come_back_as_they_were():
+    it = updater(backup=True)
+    runner = it.tp_worker.model_runner
+    before = sizes(runner)
+    for _ in range(2):
+        tell(memory_cpu._release, it, *ALL)
+        assert sizes(runner) == dict.fromkeys(before, 0) | {"table": before["table"]}
+        tell(memory_cpu._resume, it, "weights")
+        assert sizes(runner) == before | {"keys": 0, "values": 0}
+        assert runner.model.weight.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+        assert runner.model.derived.flatten().tolist() == [0, 2, 4, 6, 8, 10]
+        tell(memory_cpu._resume, it, "kv_cache", "cuda_graph")
+        assert sizes(runner) == before
+        assert runner.token_to_kv_pool.k_buffer[0].eq(0).all()
