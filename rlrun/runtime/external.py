@@ -88,7 +88,7 @@ class ExternalActor:
                 refused = refused + 1 if reason != "no answer" else 0
                 silent = time.monotonic() - answered
                 if refused >= REFUSALS or silent > SILENT_S:
-                    return f"it does not answer any more ({reason}, for {silent:.0f} s); rlrun did not start it"
+                    return f"it does not answer any more ({reason}, for {silent:.0f} s)"
             time.sleep(PROBE_S / REFUSALS if refused else PROBE_S)
 
     def _probe(self) -> str | None:

@@ -67,7 +67,7 @@ def test_a_reward_that_asks_is_given_the_models_as_they_are_when_it_is_called():
 
 def test_without_models_a_reward_that_can_do_without_is_called_without():
     assert load_reward(f"{HERE}:may_judge", {})(None, "", None) == 0.5
-    with pytest.raises(RlrunError, match="reward-arguments: .*by_judge asks for frozen models, and rollout.models has"):
+    with pytest.raises(RlrunError, match=r"reward-arguments: .*by_judge asks for frozen models, and rollout.models"):
         load_reward(f"{HERE}:by_judge", {})
 
 
@@ -77,7 +77,7 @@ def test_an_argument_of_that_name_is_the_users_own():
 
 def test_an_unknown_name_is_told_with_those_there_are():
     reward = load_reward(f"{HERE}:by_judge", {}, models=ServedModels(jury=1.0))
-    with pytest.raises(RunFailed, match="raised UnknownModel: rollout.models has no 'judge': there is jury"):
+    with pytest.raises(RunFailed, match=r"raised UnknownModel: rollout.models has no 'judge': there is jury"):
         reward(None, "", None)
 
 
@@ -92,7 +92,7 @@ def test_a_hook_that_asks_is_given_them_too():
     kept = load_group_filter(f"{HERE}:keep", models)
     models["judge"] = 2.0
     assert [kept(SimpleNamespace(least=least)) for least in (1.0, 3.0)] == [True, False]
-    with pytest.raises(RlrunError, match="hook-arguments: .*keep asks for frozen models"):
+    with pytest.raises(RlrunError, match=r"hook-arguments: .*keep asks for frozen models"):
         load_function(f"{HERE}:keep")
 
 
