@@ -84,6 +84,22 @@ class TrainBackend(Protocol):
         """As train_step, for the critic: value_loss, value_clip_fraction, grad_norm, lr."""
         ...
 
+    def park(self, keep_weights: bool) -> float:
+        """Moves what this rank holds to host memory, for the engines to have the GPU; with `keep_weights` the policy's
+        weights stay, for a push. May be called again to move those too. Verbs that need what is away assert. Returns
+        seconds."""
+        ...
+
+    def unpark(self, weights_only: bool = False) -> float:
+        """Brings everything back, bit for bit, or the policy's weights alone. Returns seconds."""
+        ...
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, now: `host_used` of the node, `host_rss` of this process, `host_parked` held for parking; on a GPU
+        also `gpu_used` of the whole device, `gpu_reserved` by this process's allocator, and `gpu_peak`, the most it has
+        had allocated since the last call. Not collective."""
+        ...
+
     def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         """Opens the weight-sync transport of the plan. `run_dir`: the run's folder, for what travels by disk."""
         ...

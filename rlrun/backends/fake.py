@@ -106,6 +106,7 @@ class FakeTrainer:
         self._values = torch.zeros(engine.table.shape[0], dtype=torch.float64, requires_grad=True)  # by position
         self._value_steps = 0
         self._copied: tuple[str, dict] = ("", {})
+        self.away: set[str] = set()
 
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
         return RankInfo(rank=rendezvous.rank, dp=0, tp=0, pp=0, cp=0, reports=True)
@@ -120,10 +121,12 @@ class FakeTrainer:
         return -(rows.exp() * rows).sum(dim=-1)
 
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
+        self._require_here(*(("weights",) if model == "policy" else ()))
         table = {"policy": self._table, **self._frozen}[model]
         return [self._logprobs(t, table, batch.temperature).detach().numpy().astype(np.float32) for t in batch.tokens]
 
     def train_step(self, batch: TrainBatch) -> TrainMetrics:
+        self._require_here()
         algo = self._plan.algo
         join = lambda arrays: torch.as_tensor(np.concatenate(arrays))  # noqa: E731
         tokens = Tokens(
@@ -146,6 +149,7 @@ class FakeTrainer:
         return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": algo.optimizer.lr})
 
     def values(self, batch: TokenBatch) -> list[np.ndarray]:
+        self._require_here()
         assert self._plan.critic is not None, "the plan has no critic"
         return [self._values_of(t).detach().numpy().astype(np.float32) for t in batch.tokens]
 
@@ -153,6 +157,7 @@ class FakeTrainer:
         return torch.cat([torch.zeros(1, dtype=self._values.dtype), self._values[1 : len(tokens)]])
 
     def value_step(self, batch: ValueBatch) -> TrainMetrics:
+        self._require_here()
         assert self._plan.critic is not None, "the plan has no critic"
         loss, metrics = value_loss(
             torch.cat([self._values_of(t) for t in batch.tokens]),
@@ -166,10 +171,26 @@ class FakeTrainer:
         values = {name: float(value) for name, value in metrics.items()}
         return TrainMetrics({**values, "grad_norm": float(gradient.norm()), "lr": self._plan.critic.optimizer.lr})
 
+    def park(self, keep_weights: bool) -> float:
+        self.away |= {"rest"} if keep_weights else {"rest", "weights"}
+        return 0.0
+
+    def unpark(self, weights_only: bool = False) -> float:
+        self.away -= {"weights"} if weights_only else {"weights", "rest"}
+        return 0.0
+
+    def memory(self) -> dict[str, float]:
+        return {"host_used": 0.0, "host_rss": 0.0, "host_parked": 0.0}
+
+    def _require_here(self, *parts: str) -> None:
+        missing = self.away & set(parts or ("weights", "rest"))
+        assert not missing, f"parked: {sorted(missing)}"
+
     def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         return None
 
     def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:
+        self._require_here("weights")
         self._engine.table = self._table.detach().numpy().copy()
         self._engine.version = version
         return {"bytes": float(self._engine.table.nbytes), "seconds": 0.0}
@@ -179,6 +200,7 @@ class FakeTrainer:
         self.finish_save()
 
     def begin_save(self, directory: str) -> None:
+        self._require_here()
         state = {"table": self._table.detach().clone(), "steps": self._steps}
         if self._plan.critic is not None:
             state |= {"values": self._values.detach().clone(), "value_steps": self._value_steps}
@@ -193,6 +215,7 @@ class FakeTrainer:
         return 0.0
 
     def load(self, directory: str) -> None:
+        self._require_here()
         state = torch.load(os.path.join(directory, "fake.pt"))
         self._table = state["table"].requires_grad_()
         self._steps = state["steps"]
@@ -207,6 +230,7 @@ class FakeTrainer:
         self.save(directory)
 
     def digest(self) -> dict[str, str]:
+        self._require_here()
         weights = hashlib.sha256(self._table.detach().numpy().tobytes()).hexdigest()
         found = {"weights": weights, "optimizer": str(self._steps)}
         if self._plan.critic is not None:

@@ -55,7 +55,6 @@ GPU_KEYS = (
     "placement.reserved",
     "placement.network_gb_per_s",
     "placement.trainer.etp",
-    "trainer.offload",
     "trainer.optimizer_offload",
     "trainer.optimizer_dtype",
     "rollout.expected_response_tokens",

@@ -117,14 +117,10 @@ def _parallel(plan: RunPlan) -> list[Limit]:
 
 def _offload(plan: RunPlan) -> list[Limit]:
     found = []
-    keys = {
-        "trainer.offload": plan.train.offload,
-        "trainer.optimizer_offload": plan.train.optimizer_offload,
-    }
-    on = [key for key, value in keys.items() if value]
-    if on:
-        what = f"{', '.join(on)}: planned, and not yet carried out"
-        found.append(Limit("offload-not-runnable", what, f"use `rlrun plan`, or set {', '.join(on)} to false"))
+    if plan.train.optimizer_offload:
+        what = "trainer.optimizer_offload, an optimizer that lives and steps on the host"
+        hint = "use `rlrun plan`, or set trainer.optimizer_offload to false and trainer.offload to true"
+        found.append(Limit("optimizer-offload-not-runnable", what, hint))
     if plan.train.optimizer_dtype != "float32":
         what = f"moments in {plan.train.optimizer_dtype} need TransformerEngine's optimizer, which is not used yet"
         hint = "use `rlrun plan`, or set trainer.optimizer_dtype to float32"

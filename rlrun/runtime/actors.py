@@ -53,6 +53,15 @@ class TrainerActor:
     def value_step(self, batch: ValueBatch) -> TrainMetrics:
         return self._backend.value_step(batch)
 
+    def park(self, keep_weights: bool) -> float:
+        return self._backend.park(keep_weights)
+
+    def unpark(self, weights_only: bool = False) -> float:
+        return self._backend.unpark(weights_only)
+
+    def memory(self) -> dict[str, float]:
+        return self._backend.memory()
+
     def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         self._backend.connect_engines(engines, run_dir)
 

@@ -16,6 +16,7 @@ from rlrun.data.types import TokenBatch
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore
 from rlrun.runtime.cluster import Cluster
+from rlrun.runtime.gauge import Gauge
 from rlrun.runtime.inputs import Inputs
 from rlrun.runtime.loop import Run
 from rlrun.runtime.progress import Progress
@@ -53,6 +54,7 @@ def assemble(
         guard=cluster.supervisor.guard,
         runner=runner,
         turns=Turns(plan, cluster.trainer, cluster.fleet if plan.engines else None),
+        gauge=Gauge(cluster.trainer),
         canary=canary,
         mlflow_run_id=mlflow_run_id,
         hooks=inputs.hooks,

@@ -28,6 +28,7 @@ from rlrun.plan.types import RunPlan
 from rlrun.runtime import critic, saving, sft
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
 from rlrun.runtime.collect import collect
+from rlrun.runtime.gauge import Gauge
 from rlrun.runtime.learn import credit, groups_of, logprobs, update, zero_variance
 from rlrun.runtime.progress import Progress
 from rlrun.runtime.turns import Turns
@@ -48,6 +49,7 @@ class Trainer(Protocol):
     def finish_save(self) -> float: ...
     def export_hf(self, directory: str) -> None: ...
     def digest(self) -> list[dict[str, str]]: ...
+    def memory(self) -> list[dict[str, float]]: ...
 
 
 Guard = Callable[[Coroutine[Any, Any, Any], str, float], Coroutine[Any, Any, Any]]
@@ -69,6 +71,7 @@ class Run:
     guard: Guard
     runner: asyncio.Runner  # one event loop for the whole run: HTTP connections outlive a step
     turns: Turns
+    gauge: Gauge
     canary: Callable[[int], float] | None = None
     mlflow_run_id: str | None = None
     hooks: Hooks = field(default_factory=Hooks)
@@ -90,6 +93,7 @@ class Run:
         began = time.monotonic()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+        self.gauge.read(name)
 
     def state(self) -> RunState:
         return RunState(
@@ -121,6 +125,7 @@ def _train(run: Run) -> None:
         began = time.monotonic()
         run.seconds.clear()
         run.turns.seconds = 0.0
+        run.gauge.found.clear()
         step = run.at = run.step + 1
         metrics = sft.step(run) if run.plan.algo.supervised else rollout_step(run, step)
         run.step = step
@@ -134,6 +139,7 @@ def _train(run: Run) -> None:
         if run.turns.taken:
             run.seconds["offload"] = run.turns.seconds
         metrics |= {f"perf/{name}_s": s for name, s in run.seconds.items()}
+        metrics |= run.gauge.found
         metrics["perf/step_s"] = time.monotonic() - began
         run.tracker.log(step, metrics)
         run.progress.step(step, run.last_step, metrics)

@@ -11,6 +11,7 @@ from typing import Any
 from rlrun.errors import RlrunError, RunFailed
 from rlrun.plan.render import render_failure, render_problems
 from rlrun.plan.types import RunPlan
+from rlrun.runtime.gauge import against
 from rlrun.runtime.progress import duration, shown
 from rlrun.tracking.base import RunStatus
 from rlrun.tracking.metrics import LOSS, REWARD
@@ -88,6 +89,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "last_loss_mean": _mean(losses[-window:]),
         "eval_reward_first": evals[0] if evals else None,
         "eval_reward_last": evals[-1] if evals else None,
+        "memory_gib": against(outcome.plan.memory, rows),
         "config_hash": outcome.plan.config_hash,
         "versions": versions(),
         "mlflow_uri": outcome.plan.tracking.uri if outcome.plan.tracking else None,
@@ -126,6 +128,8 @@ def print_outcome(outcome: Outcome) -> None:
         lines.append(f"  {name:<10}  {change}   mean of the first and the last {_steps(summary['reward_window'])}")
     if summary["eval_reward_first"] is not None:
         lines.append(f"  evaluation  {summary['eval_reward_first']:.3f} -> {summary['eval_reward_last']:.3f}")
+    if summary["memory_gib"]:
+        lines.append(f"  GPU memory  {_memory(summary['memory_gib'])}")
     lines.append(f"  run         {run_dir}   summary.json, metrics.jsonl, logs/")
     if outcome.checkpoint:
         lines.append(f"  checkpoint  {shown(outcome.checkpoint)}")
@@ -142,6 +146,12 @@ def learned(summary: dict[str, Any]) -> tuple[str, str] | None:
         if first is not None:
             return name, f"{first:.3f} -> {last:.3f}"
     return None
+
+
+def _memory(phases: dict[str, dict[str, float]]) -> str:
+    """The phase that took most, and what the plan had said of it."""
+    name, worst = max(phases.items(), key=lambda item: item[1]["measured"])
+    return f"{worst['measured']:.1f} GiB in {name}, planned {worst['planned']:.1f}"
 
 
 def mlflow_command(uri: str) -> str:

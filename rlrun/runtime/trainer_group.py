@@ -89,9 +89,14 @@ class TrainerGroup:
         deadline = self._timeouts.sync_s
         return max(self._call("parking the trainer", deadline, lambda a, _: a.park.remote(keep_weights)))
 
-    def unpark(self) -> float:
+    def unpark(self, weights_only: bool = False) -> float:
         """Seconds that the slowest rank took."""
-        return max(self._call("unparking the trainer", self._timeouts.sync_s, lambda a, _: a.unpark.remote()))
+        deadline = self._timeouts.sync_s
+        return max(self._call("unparking the trainer", deadline, lambda a, _: a.unpark.remote(weights_only)))
+
+    def memory(self) -> list[dict[str, float]]:
+        """Of every rank."""
+        return self._call("measuring memory", self._timeouts.sync_s, lambda a, _: a.memory.remote())
 
     def save(self, directory: str) -> None:
         self._call("saving a checkpoint", self._timeouts.save_s, lambda a, _: a.save.remote(directory))

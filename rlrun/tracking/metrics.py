@@ -8,6 +8,19 @@ from __future__ import annotations
 REWARD = "rollout/reward_mean"
 LOSS = "train/loss"
 
+PHASES = {
+    "generate": "generation",
+    "logprobs": "the log-prob passes",
+    "values": "the critic's forward passes",
+    "critic": "the critic's optimizer steps",
+    "train": "the optimizer steps",
+    "save": "a checkpoint",
+    "hf": "the export in Hugging Face format",
+    "sync": "the weight sync",
+    "eval": "the evaluation",
+}
+"""Phases of a step whose memory is measured."""
+
 METRICS: dict[str, str] = {
     REWARD: "mean reward of the step's samples",
     "rollout/reward_std": "standard deviation of the same rewards",
@@ -70,6 +83,16 @@ METRICS: dict[str, str] = {
     "perf/eval_s": "seconds of the evaluation, when one was made",
     "perf/train_tokens_per_s": "prompt and response tokens a second of the optimizer steps (SFT)",
     "perf/response_tokens_per_s": "response tokens generated a second of generation",
+    "memory/host_used_gib": "host memory used on the fullest node of the trainer, everything there counted, GiB",
+    "memory/host_parked_gib": "host memory that the fullest rank keeps for its state while engines generate, GiB",
+    **{
+        f"memory/{phase}_gib": f"GPU memory that {what} needed on the fullest GPU, GiB: what the plan estimates"
+        for phase, what in PHASES.items()
+    },
+    **{
+        f"memory/{phase}_used_gib": f"GPU memory used at the end of {what} on the fullest GPU, GiB"
+        for phase, what in PHASES.items()
+    },
     "sync/bytes": "bytes sent to each engine",
     "sync/full_updates": "with delta transport, engines that got all weights instead of changes",
     "sync/canary_abs_diff_max": "canary: largest engine-trainer log-prob difference on a fixed text",

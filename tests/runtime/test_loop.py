@@ -20,6 +20,7 @@ from rlrun.data.types import Prompt, Sample
 from rlrun.errors import RunFailed
 from rlrun.plan.build import load_plan
 from rlrun.runtime.checkpoint import CheckpointStore
+from rlrun.runtime.gauge import Gauge
 from rlrun.runtime.inputs import load_hooks
 from rlrun.runtime.learn import Scores, credit
 from rlrun.runtime.loop import Run, train
@@ -71,6 +72,15 @@ class Group1:
 
     def digest(self):
         return [self._backend.digest()]
+
+    def memory(self):
+        return [self._backend.memory()]
+
+    def park(self, keep_weights):
+        return self._backend.park(keep_weights)
+
+    def unpark(self):
+        return self._backend.unpark()
 
     def save(self, directory):
         self._backend.save(directory)
@@ -138,6 +148,7 @@ class Setup:
                 guard=Supervisor().guard,
                 runner=runner,
                 turns=Turns(self.plan, self.trainer, None),
+                gauge=Gauge(self.trainer),
                 hooks=load_hooks(self.plan),
             )
             if state:

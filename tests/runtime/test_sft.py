@@ -22,6 +22,7 @@ from rlrun.errors import RlrunError, RunFailed
 from rlrun.plan.build import load_plan
 from rlrun.runtime import inputs
 from rlrun.runtime.checkpoint import CheckpointStore
+from rlrun.runtime.gauge import Gauge
 from rlrun.runtime.launch import write_plan
 from rlrun.runtime.loop import Run, train
 from rlrun.runtime.progress import Progress
@@ -63,6 +64,9 @@ class OneRank:
     def digest(self):
         return [self._backend.digest()]
 
+    def memory(self):
+        return [self._backend.memory()]
+
     def save(self, directory):
         self._backend.save(directory)
 
@@ -100,6 +104,7 @@ class Setup:
                 guard=Supervisor().guard,
                 runner=runner,
                 turns=Turns(self.plan, self.trainer, None),
+                gauge=Gauge(self.trainer),
             )
             if state:
                 path, saved = state

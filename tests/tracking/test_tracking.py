@@ -43,6 +43,6 @@ def test_an_undocumented_metric_name_is_refused():
 
 def test_every_metric_has_a_description_and_a_section():
     for name, text in METRICS.items():
-        assert name.split("/")[0] in {"rollout", "train", "perf", "sync", "eval"}
+        assert name.split("/")[0] in {"rollout", "train", "perf", "sync", "eval", "memory", "fleet"}
         assert "@" not in name, "MLflow refuses @"
         assert len(text) > 10

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -25,6 +27,7 @@ from rlrun.backends.megatron import (
     hf_writer,
     mapping,
     microbatch,
+    parking,
     step,
     writer,
 )
@@ -61,6 +64,7 @@ class MegatronTrainer:
         self.model_dir = ""
         self._sender: Any = None
         self._writing: writer.Writing | None = None
+        self._weights, self._rest = parking.Parked(), parking.Parked()  # the policy's weights; everything else
 
     @_in_megatron
     def start(self, rendezvous: Rendezvous, model_dir: str) -> RankInfo:
@@ -95,6 +99,7 @@ class MegatronTrainer:
     def logprobs(self, batch: TokenBatch, model: str = "policy") -> list[np.ndarray]:
         network = {"policy": self.model, "reference": self.reference, "teacher": self.teacher}[model]
         assert network is not None, f"the plan uses no {model} model"
+        self._require_here(weights_only=model == "policy")
         micro_batches = self._micro_batches(batch, train=False)
         values = step.run_logprobs(network, micro_batches, batch.temperature, self.plan.model.spec.vocab_size)
         return values if self.info.reports else []
@@ -104,6 +109,7 @@ class MegatronTrainer:
         """Metrics: those of `rlrun.algos.losses.policy_loss`, and num_tokens, grad_norm (before clipping), lr
         (of this step). Raises RunFailed on every rank when the loss or the gradient is not finite; the loss is checked
         before anything is updated."""
+        self._require_here()
         micro_batches = self._micro_batches(batch, train=True)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -115,6 +121,7 @@ class MegatronTrainer:
     @_in_megatron
     def values(self, batch: TokenBatch) -> list[np.ndarray]:
         assert self.critic is not None, "the plan has no critic"
+        self._require_here()
         values = self.critic.values(self._micro_batches(batch, train=False))
         return values if self.info.reports else []
 
@@ -122,6 +129,7 @@ class MegatronTrainer:
     def value_step(self, batch: ValueBatch) -> TrainMetrics:
         """As `train_step`. Metrics: value_loss, value_clip_fraction, num_tokens, grad_norm (before clipping), lr."""
         assert self.critic is not None, "the plan has no critic"
+        self._require_here()
         micro_batches = self._micro_batches(batch, train=True)
         self.critic.model.zero_grad_buffer()
         self.critic.optimizer.zero_grad()
@@ -156,6 +164,68 @@ class MegatronTrainer:
             )
 
     @_in_megatron
+    def park(self, keep_weights: bool) -> float:
+        began = time.perf_counter()
+        if not self._rest.away:
+            held, gradients = self._state_but_weights()
+            self._rest.park(held, gradients, staying=parking.weights(self.model))
+        if not keep_weights and not self._weights.away:
+            self._weights.park(parking.weights(self.model))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # for the engines
+        dist.barrier()
+        return time.perf_counter() - began
+
+    @_in_megatron
+    def unpark(self, weights_only: bool = False) -> float:
+        began = time.perf_counter()
+        self._weights.unpark()
+        if not weights_only:
+            self._rest.unpark()
+        dist.barrier()
+        return time.perf_counter() - began
+
+    def _state_but_weights(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Everything that this rank holds beside the policy's weights, and gradients."""
+        held: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        trained = [(self.model, self.optimizer)]
+        if self.critic is not None:
+            trained.append((self.critic.model, self.critic.optimizer))
+            held += parking.weights(self.critic.model)
+        for model, optimizer in trained:
+            optimizer.zero_grad()  # a step leaves copies and slices of the gradients behind
+            held += parking.optimizer_state(optimizer)
+            gradients += parking.gradients(model)
+        for frozen in (self.reference, self.teacher):
+            held += parking.weights(frozen) if frozen is not None else []
+        return held, gradients
+
+    def _require_here(self, weights_only: bool = False) -> None:
+        missing = [
+            what
+            for what, part in (("the policy's weights", self._weights), ("the rest of the trainer's state", self._rest))
+            if part.away and not (weights_only and part is self._rest)
+        ]
+        assert not missing, f"needs {' and '.join(missing)}, which are parked"
+
+    def memory(self) -> dict[str, float]:
+        found = {
+            "host_used": float(psutil.virtual_memory().used),
+            "host_rss": float(psutil.Process().memory_info().rss),
+        }
+        found["host_parked"] = float(self._weights.host_bytes + self._rest.host_bytes)
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            found |= {
+                "gpu_used": float(total - free),
+                "gpu_reserved": float(torch.cuda.memory_reserved(self.device)),
+                "gpu_peak": float(torch.cuda.max_memory_allocated(self.device)),
+            }
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return found
+
+    @_in_megatron
     def connect_engines(self, engines: Sequence[EngineAddress], run_dir: str) -> None:
         if self.info.rank == 0:
             from rlrun.weight_sync.files import Files, folder_of
@@ -171,6 +241,7 @@ class MegatronTrainer:
 
     @_in_megatron
     def publish(self, engines: Sequence[EngineAddress], version: int) -> dict[str, float]:
+        self._require_here(weights_only=True)
         spec = self.plan.model.spec
         named = mapping.export_weights(self.model, spec)
         result: dict[str, float] = {}
@@ -184,6 +255,7 @@ class MegatronTrainer:
 
     @_in_megatron
     def save(self, directory: str) -> None:
+        self._require_here()
         checkpoint.save(directory, self.model, self.optimizer, self.scheduler, self.plan.train)
         if self.critic is not None:  # gathered when nothing of the policy is left in memory
             inner, own = self._critic_folder(directory), self.critic
@@ -192,6 +264,7 @@ class MegatronTrainer:
     @_in_megatron
     def begin_save(self, directory: str) -> None:
         assert self._writing is None, "finish_save comes before another begin_save"
+        self._require_here()
         train = self.plan.train
         requests = [checkpoint.request(directory, self.model, self.optimizer, self.scheduler, train, copy=True)]
         if self.critic is not None:
@@ -219,6 +292,7 @@ class MegatronTrainer:
 
     @_in_megatron
     def load(self, directory: str) -> None:
+        self._require_here()
         inner = os.path.join(directory, CRITIC)
         if self.critic is not None and not os.path.isdir(inner):
             raise RunFailed(
@@ -233,6 +307,7 @@ class MegatronTrainer:
 
     @_in_megatron
     def export_hf(self, directory: str) -> None:
+        self._require_here(weights_only=True)
         spec = self.plan.model.spec
         named = mapping.export_weights(self.model, spec)
         if self.info.rank == 0:
@@ -247,6 +322,7 @@ class MegatronTrainer:
 
     @_in_megatron
     def digest(self) -> dict[str, str]:
+        self._require_here()
         found = checkpoint.digest(self.model, self.optimizer, self.scheduler)
         if self.critic is not None:
             own = checkpoint.digest(self.critic.model, self.critic.optimizer, self.critic.scheduler)

@@ -1,21 +1,22 @@
 """What SGLang's memory saver does on a GPU, on a CPU: weights and KV cache are really gone while they are released.
 
-SGLang answers /release_memory_occupation and /resume_memory_occupation without a GPU too, and moves nothing. Here the
-storages are emptied, so that a run which takes turns frees the memory of this machine as well, and what comes back is
-not a number until a push has written it: a weight that a push forgets shows in the first log-prob. With
---enable-weights-cpu-backup, for a model that gets no pushes, weights come back as they were, from copies in pageable
-memory: nothing is freed then.
+SGLang answers /release_memory_occupation and /resume_memory_occupation without a GPU too, and moves nothing. Here their
+pages go back to the machine and their addresses stay, as those of GPU memory do, and what comes back is not a number
+until a push has written it: a weight that a push forgets shows in the first log-prob. With --enable-weights-cpu-backup,
+which is for a model that gets no pushes, weights come back as they were, from copies (nothing is saved then).
 
 The hooks are SGLang's own (`sglang.srt.plugins`); `launch` registers them on cpu alone.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor, UntypedStorage
+    from torch import Tensor
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
@@ -32,26 +33,36 @@ def _release(original: Callable, updater: Any, request: Any) -> Any:
     answer = original(updater, request)
     runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        kept = tag == "weights" and runner.server_args.enable_weights_cpu_backup
-        for tensor in _tensors(runner, tag):
-            storage = tensor.untyped_storage()
-            if storage.size():
-                content = storage.clone() if kept else None
-                _released(runner).setdefault(tag, []).append((tensor, storage.size(), content))
-                storage.resize_(0)
+        tensors = list(_tensors(runner, tag))
+        if tag == "weights" and runner.server_args.enable_weights_cpu_backup:
+            runner.rlrun_backup = [tensor.untyped_storage().clone() for tensor in tensors]
+        for tensor in tensors:
+            give_back(tensor)
     return answer
 
 
 def _resume(original: Callable, updater: Any, request: Any) -> Any:
     runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        for tensor, nbytes, content in _released(runner).pop(tag, []):
-            tensor.untyped_storage().resize_(nbytes)
-            if content is not None:
+        tensors = list(_tensors(runner, tag))
+        if tag == "weights" and runner.server_args.enable_weights_cpu_backup:
+            for tensor, content in zip(tensors, runner.rlrun_backup, strict=True):
                 tensor.untyped_storage().copy_(content)
-            else:
-                fill(tensor, float("nan") if tag == "weights" and tensor.is_floating_point() else 0)
+            continue
+        for tensor in tensors:
+            fill(tensor, float("nan") if tag == "weights" and tensor.is_floating_point() else 0)
     return original(updater, request)
+
+
+def give_back(tensor: Tensor) -> None:
+    """Whole pages of the tensor's storage, to the machine; they read as zeros from then on."""
+    storage = tensor.untyped_storage()
+    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise")
 
 
 def fill(tensor: Tensor, value: float) -> None:
@@ -59,13 +70,6 @@ def fill(tensor: Tensor, value: float) -> None:
     whole = tensor.new_empty(0)
     whole.set_(tensor.untyped_storage())
     whole.fill_(value)
-
-
-def _released(runner: Any) -> dict[str, list[tuple[Tensor, int, UntypedStorage | None]]]:
-    """By tag: what was emptied, how many bytes it had, and a copy of them where there is to be one."""
-    if not hasattr(runner, "rlrun_released"):
-        runner.rlrun_released = {}
-    return runner.rlrun_released
 
 
 def _tensors(runner: Any, tag: str) -> Iterator[Tensor]:

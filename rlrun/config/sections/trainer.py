@@ -41,6 +41,6 @@ class TrainerConfig(Section):
     """Keep main weights and moments in host memory and take the optimizer's step there: 6 instead of 18 bytes a
     parameter on the GPUs, 12 on the hosts, and a slower step. Needs distributed_optimizer; cuda only."""
     offload: bool = False
-    """Move the trainer's weights, gradients and optimizer to host memory while the engines generate; colocated on cuda
-    only."""
+    """Move the trainer's weights, gradients and optimizer to host memory while the engines generate; colocated only. On
+    cpu they move to other host memory, which saves nothing and tries everything."""
     megatron: MegatronConfig = Field(default=MegatronConfig(), json_schema_extra=SEMANTIC)

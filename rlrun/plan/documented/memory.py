@@ -22,9 +22,9 @@ CODES: dict[str, str] = {
         "Moments in bfloat16 and an optimizer on the host are features of Megatron's distributed optimizer, and "
         "trainer.distributed_optimizer is false."
     ),
-    "offload-not-runnable": (
-        "trainer.offload, trainer.optimizer_offload and rollout.offload can be planned, and are not carried out by "
-        "this version: a run would hold everything on the GPU all the time."
+    "optimizer-offload-not-runnable": (
+        "trainer.optimizer_offload can be planned, and is not carried out by this version: a run would hold the "
+        "optimizer on the GPU while it trains. trainer.offload is, and empties the GPU while engines generate."
     ),
     "optimizer-dtype-not-runnable": (
         "Moments in bfloat16 need the optimizer of TransformerEngine, which this version does not use."

@@ -200,7 +200,6 @@ def device_keys(c: Context) -> Iterator[Problem]:
         "placement.host_memory_gib",
         "trainer.optimizer_dtype",
         "trainer.optimizer_offload",
-        "trainer.offload",
         "placement.cpus_per_node",
         "placement.reserved",
         "placement.network_gb_per_s",

@@ -14,6 +14,7 @@ from convert_jobs import load_converted, save_changed  # noqa: F401  (jobs)
 from delta_jobs import delta_net, delta_net_kept, delta_net_steps  # noqa: F401  (jobs)
 from family_jobs import family  # noqa: F401  (a job)
 from memory_jobs import held  # noqa: F401  (a job)
+from parking_jobs import turns  # noqa: F401  (a job)
 
 from rlrun.backends.base import Rendezvous
 from rlrun.backends.megatron.trainer import MegatronTrainer
