@@ -1,26 +1,44 @@
 """Functions of the user's own that look at whole groups, named in YAML by import path and called as f(group).
 
-A hook reads a `rlrun.data.types.Group` and returns its answer; what it changes in the group is its own doing. Loaded,
-and its signature looked at, while planning. Standard library only.
+A hook reads a `rlrun.data.types.Group` and returns its answer; what it changes in the group is its own doing. One with
+a parameter `models` is called as f(group, models=...), with the frozen models that are served. Loaded, and its
+signature looked at, while planning. Standard library only.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlrun.agents.models import asks, insists
 from rlrun.errors import Problem, RlrunError, RunFailed
 
 Hook = Callable[[Any], Any]
+Models = Mapping[str, Any] | None
+"""The frozen models by name; None when the run serves none."""
 
 
-def load_function(import_path: str) -> Hook:
+def load_function(import_path: str, models: Models = None) -> Hook:
     """The function at `package.module:name`, callable with one argument. Raises RlrunError: `hook-not-importable`, or
-    `hook-arguments` when it cannot be called as f(group)."""
+    `hook-arguments` when it cannot be called as f(group), or asks for models that there are none of."""
+    function = import_function(import_path)
+    if insists(function) and models is None:
+        summary = f"{import_path} asks for frozen models, and rollout.models has none"
+        hint = "add one to rollout.models, with a group in placement.rollout.server_groups that serves it"
+        raise RlrunError(Problem("hook-arguments", summary, hint=hint))
+    if models is not None and asks(function):
+        function = functools.partial(function, models=models)
+    _check_signature(import_path, function)
+    return function
+
+
+def import_function(import_path: str) -> Callable[..., Any]:
+    """The user's function as it is. Raises RlrunError, `hook-not-importable`."""
     module_name, _, name = import_path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
@@ -28,7 +46,6 @@ def load_function(import_path: str) -> Hook:
         raise _not_importable(import_path, f"{type(error).__name__}: {error}") from None
     if not callable(function):
         raise _not_importable(import_path, f"{name} is a {type(function).__name__}, not a function")
-    _check_signature(import_path, function)
     return function
 
 
@@ -52,9 +69,9 @@ def _check_signature(import_path: str, function: Hook) -> None:
         raise RlrunError(Problem("hook-arguments", summary, hint="make it a function of one argument")) from None
 
 
-def load_group_filter(import_path: str) -> Callable[[Any], bool]:
+def load_group_filter(import_path: str, models: Models = None) -> Callable[[Any], bool]:
     """f(group) -> whether the group is kept. A result that is not a bool raises RunFailed when called."""
-    function = load_function(import_path)
+    function = load_function(import_path, models)
 
     def keep(group: Any) -> bool:
         value = _call(import_path, function, group)
@@ -65,9 +82,9 @@ def load_group_filter(import_path: str) -> Callable[[Any], bool]:
     return keep
 
 
-def load_sample_filter(import_path: str) -> Callable[[Any], list[bool]]:
+def load_sample_filter(import_path: str, models: Models = None) -> Callable[[Any], list[bool]]:
     """f(group) -> whether each of group.samples is learned from."""
-    function = load_function(import_path)
+    function = load_function(import_path, models)
 
     def keep(group: Any) -> list[bool]:
         values = _one_each(import_path, _call(import_path, function, group), group)
@@ -78,9 +95,9 @@ def load_sample_filter(import_path: str) -> Callable[[Any], list[bool]]:
     return keep
 
 
-def load_postprocess(import_path: str) -> Callable[[Any], list[float]]:
+def load_postprocess(import_path: str, models: Models = None) -> Callable[[Any], list[float]]:
     """f(group) -> the reward of each of group.samples, a finite number."""
-    function = load_function(import_path)
+    function = load_function(import_path, models)
 
     def rewards(group: Any) -> list[float]:
         values = _one_each(import_path, _call(import_path, function, group), group)
@@ -95,6 +112,8 @@ def load_postprocess(import_path: str) -> Callable[[Any], list[float]]:
 def _call(import_path: str, function: Hook, group: Any) -> Any:
     try:
         return function(group)
+    except RunFailed:  # of a served model, which says more than the function could
+        raise
     except Exception as error:
         what = f"{import_path} raised {type(error).__name__}: {error}"
         raise RunFailed("hook", f"{what} for prompt {group.prompt.prompt_id}") from error

@@ -1,7 +1,9 @@
 """Reward functions: `f(prompt, response_text, label, **arguments) -> float`, named in YAML by import path.
 
 `prompt` is a `rlrun.data.types.Prompt`; `response_text` is the decoded response without special tokens; `label` is
-what `data.train.label_key` named. Standard library only, so that the plan can check an import path on any laptop.
+what `data.train.label_key` named. A function with a parameter `models` is also given the frozen models that are
+served, by name (`rlrun.backends.sglang.served`). Standard library only, so that the plan can check an import path on
+any laptop.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlrun.agents.models import asks, insists
 from rlrun.errors import Problem, RlrunError, RunFailed
 
 Reward = Callable[[Any, str, Any], float]
@@ -54,20 +57,31 @@ def number_match(prompt: Any, response_text: str, label: Any) -> float:
     return float(bool(found) and float(found[-1].replace(",", "")) == expected)
 
 
-def load_reward(import_path: str, arguments: Mapping[str, Any], key: str | None = None) -> Reward:
+def load_reward(
+    import_path: str, arguments: Mapping[str, Any], key: str | None = None, models: Mapping[str, Any] | None = None
+) -> Reward:
     """The function at `package.module:name` with `arguments` bound and its results checked. With `key`, it returns a
-    dict that has the reward as this entry.
+    dict that has the reward as this entry. `models`, the frozen models by name, are bound too when it asks for them;
+    None when the run serves none.
 
     Raises RlrunError: `reward-not-importable` when there is no such function, `reward-arguments` when it cannot be
     called as f(prompt, response_text, label, **arguments). What it returns raises RunFailed when called: on any
     exception of the function, and on a result (or entry of it) that is not a finite real number.
     """
-    function = _import(import_path)
+    function = import_reward(import_path)
+    if insists(function) and "models" not in arguments and models is None:
+        summary = f"{import_path} asks for frozen models, and rollout.models has none"
+        hint = "add one to rollout.models, with a group in placement.rollout.server_groups that serves it"
+        raise RlrunError(Problem("reward-arguments", summary, hint=hint))
+    if models is not None and asks(function):
+        arguments = {"models": models, **arguments}
     _check_signature(import_path, function, arguments)
 
     def reward(prompt: Any, response_text: str, label: Any) -> float:
         try:
             value = function(prompt, response_text, label, **arguments)
+        except RunFailed:  # of a served model, which says more than the function could
+            raise
         except Exception as error:
             what = f"{import_path} raised {type(error).__name__}: {error}"
             raise RunFailed("reward", f"{what} for {_quoted(response_text)}, label {_short(label)}") from error
@@ -78,7 +92,8 @@ def load_reward(import_path: str, arguments: Mapping[str, Any], key: str | None 
     return reward
 
 
-def _import(import_path: str) -> Callable[..., Any]:
+def import_reward(import_path: str) -> Callable[..., Any]:
+    """The user's function as it is. Raises RlrunError, `reward-not-importable`."""
     module_name, _, name = import_path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)

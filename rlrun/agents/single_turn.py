@@ -15,6 +15,8 @@ from rlrun.data.types import Group, Prompt, Sample
 from rlrun.errors import RunFailed
 
 MAX_REWARD_THREADS = 32
+MAX_WAITING_THREADS = 256
+"""Of reward functions that ask a served model, and mostly wait for it."""
 
 
 def sample_seed(run_seed: int, stream: str, step: int, position: int, prompt_id: int, index: int) -> int:
@@ -49,6 +51,7 @@ class SingleTurn:
         reward_timeout_s: float,
         top_p: float = 1.0,
         top_k: int = -1,
+        reward_threads: int = MAX_REWARD_THREADS,
     ):
         self._backend, self._reward = backend, reward
         self._top_p, self._top_k = top_p, top_k
@@ -57,7 +60,7 @@ class SingleTurn:
         self._seed, self._stream = seed, stream
         self._reward_timeout_s = reward_timeout_s
         self._generating = asyncio.Semaphore(max_concurrent_groups)
-        self._rewarding = asyncio.Semaphore(MAX_REWARD_THREADS)
+        self._rewarding = asyncio.Semaphore(reward_threads)
 
     async def collect(self, prompts: Sequence[Prompt], *, step: int, first_position: int = 0) -> list[Group]:
         """One rewarded group a prompt, in their order, at most `max_concurrent_groups` of them generating at a time.

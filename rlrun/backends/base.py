@@ -42,6 +42,12 @@ class EngineAddress:
     index: int
     url: str  # http://host:port
     tp: int
+    external: bool = False  # somebody else has started it
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+        return f"external engine {self.url}" if self.external else f"engine {self.index}"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ as it is (advantage, loss, KL, optimizer, async mode, weight transport, placemen
 * trainer: at most two ranks. The largest of tp, pp, cp, ep and dp becomes 2 (the first of them when equal) and the
   others 1; experts are shared by data-parallel ranks, so ep 2 is dp 2 as well.
 * engines: at most two, of one slot each, or one of each server group, which all become regular (prefill and decode
-  hand over GPU memory). Servers of the policy that run elsewhere are replaced by engines of our own; other models are
-  served as they are. All on one node, with as many slots as needed.
+  hand over GPU memory). Servers of the policy that run elsewhere are replaced by engines of our own. All on one node,
+  with as many slots as needed.
+* frozen models: left out together with the reward that asked for them; served as they are for one that stays.
 * batch: at most 4 samples a group and 4 groups an optimizer step, and as many optimizer steps a rollout as before.
 * lengths, steps and intervals: small. Keys that only a GPU reads: their defaults.
 
@@ -156,11 +157,19 @@ def _task(s: _Scaled, data: Mapping[str, Any], reward: str) -> None:
     if s.config.reward is not None:
         s.put("reward.function", reward)
         s.put("reward.arguments", {})
+        _without_judges(s)
     s.put("rollout.stop", [])
     s.put("rollout.max_prompt_tokens", PROMPT_TOKENS)
     s.put("rollout.max_response_tokens", RESPONSE_TOKENS)
     s.cap("rollout.overlong_buffer_tokens", RESPONSE_TOKENS // 2)
     s.put("algo.loss_constant", None)
+
+
+def _without_judges(s: _Scaled) -> None:
+    """Nobody is left to ask frozen models: the reward is another one, and there is no hook of the user's."""
+    hooks = (s.now("reward.postprocess"), s.now("dynamic_sampling.filter"), s.now("dynamic_sampling.sample_filter"))
+    if "reward.function" in s.changes and not any(":" in (hook or "") for hook in hooks):
+        s.put("rollout.models", {})
 
 
 def _placement(s: _Scaled) -> None:
@@ -194,8 +203,10 @@ def _engines(s: _Scaled) -> int:
     r, rollout = s.config.placement.rollout, "placement.rollout"
     for name in ("gpus_per_engine", "pp", "ep", "dp_attention"):
         s.put(f"{rollout}.{name}", 1)
-    s.put(f"{rollout}.external", [plain(server) for server in r.external if server.model != "policy"])
-    s.put(f"{rollout}.server_groups", [_group(group) for group in r.server_groups])
+    known = s.now("rollout.models")
+    s.put(f"{rollout}.external", [plain(server) for server in r.external if server.model in known])
+    kept = [group for group in r.server_groups if group.model in ("policy", *known)]
+    s.put(f"{rollout}.server_groups", [_group(group) for group in kept])
     s.put("rollout.sglang.max_total_tokens", KV_TOKENS)
     groups = s.now(f"{rollout}.server_groups")
     if groups:

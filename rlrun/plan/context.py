@@ -69,6 +69,8 @@ class Context:
             if isinstance(node, list | tuple):
                 node = node[int(name)]
             elif isinstance(node, dict):
+                if name not in node:
+                    raise Unreadable(key)
                 node = node[name]
             else:
                 try:

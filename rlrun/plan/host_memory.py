@@ -2,7 +2,8 @@
 
 Always: an allowance for each process, and, with the optimizer on the host, its float32 weights and moments (12 bytes a
 parameter that a rank has the state of) and the pinned copy of the gradients it steps with (4); with delta transport, on
-the node of trainer rank 0, the weights as the engines have them, pinned, and a copy for each engine there. While
+the node of trainer rank 0, the weights as the engines have them, pinned, and a copy for each engine there; the weights
+of frozen models whose engines make room for the trainer, which nobody would send again. While
 engines generate: what an offloaded trainer has parked, and the copy of a checkpoint that is still being written. While
 a checkpoint is saved: what is gathered and written.
 """
@@ -24,6 +25,8 @@ def host_memory(m: Layout) -> HostMemory:
     owned = ranks * sum(max(_owned(m, stage) for stage in model) for model in models)
     if m.optimizer_offload:
         always |= {"optimizer": 12 * owned, "pinned gradients": 4 * owned}
+    if m.frozen_copies:
+        always["frozen models"] = m.frozen_copies
     if m.delta_sync:
         always |= _delta_copies(m)
     moments: dict[str, Terms] = {"save": always | {"checkpoint": _staging(m, models, ranks)}}

@@ -77,6 +77,7 @@ class Layout:
     gpus_per_node: int = 8
     host_gib: float | None = None
     delta_sync: bool = False  # weights travel as their changes
+    frozen_copies: int = 0  # bytes of frozen models' weights that a node's host keeps while the trainer has their GPUs
     canary: bool = False  # after a push, a text is scored by both sides
 
     @property

@@ -74,20 +74,14 @@ def _server_groups(plan: RunPlan) -> list[Limit]:
     return [Limit("server-groups-not-runnable", what, hint)]
 
 
-def _frozen_models(plan: RunPlan) -> list[Limit]:
-    names = [model.name for model in plan.deployment.models]
-    if not names:
-        return []
-    what = f"serving {', '.join(names)} beside the policy"
-    return [Limit("served-models-not-runnable", what, "use `rlrun plan`, or set rollout.models to {}")]
-
-
-def _external(plan: RunPlan) -> list[Limit]:
-    urls = [engine.url for engine in plan.deployment.external]
-    if not urls:
-        return []
-    what = f"attaching {', '.join(urls)}"
-    return [Limit("external-engines-not-runnable", what, "use `rlrun plan`, or set placement.rollout.external to []")]
+def _served_weights(plan: RunPlan) -> list[Limit]:
+    found = []
+    for model in plan.deployment.models:
+        if model.engines and only_described(Path(model.path)):
+            key = f"rollout.models.{model.name}.path"
+            hint = f"download weights and tokenizer into that folder, or set {key} to the Hub id"
+            found.append(Limit("weights-not-here", f"{model.path} has a config.json and no weights", hint))
+    return found
 
 
 def _engine_nodes(plan: RunPlan) -> list[Limit]:
@@ -148,8 +142,7 @@ RULES = (
     _mode,
     _colocated_nodes,
     _server_groups,
-    _frozen_models,
-    _external,
+    _served_weights,
     _engine_nodes,
     _engine_parallel,
     _fp8,

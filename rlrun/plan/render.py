@@ -141,7 +141,10 @@ def _processes(plan: RunPlan) -> list[tuple[str, str]]:
         shape = " x ".join([*sizes, f"dp {train.dp}"])
         rows.append((_slots(unit, train.slots), f"train    megatron  {shape}{critic}, {train.backend}"))
     rows += [(_slots(unit, group.slots), _group(plan, group, unit)) for group in plan.deployment.groups]
-    rows += [("external", f"rollout  sglang    {e.model} at {e.url}, attached") for e in plan.deployment.external]
+    rows += [
+        ("external", f"rollout  sglang    {e.model} at {e.url}, attached{_router(plan, e.model)}")
+        for e in plan.deployment.external
+    ]
     return rows
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 
+from rlrun.plan.groups import POLICY
 from rlrun.plan.limits import limits
 from rlrun.plan.render_loss import loss_rows
-from rlrun.plan.types import CriticPlan, DatasetPlan, OptimizerPlan, RewardPlan, RunPlan, SyncPlan
+from rlrun.plan.types import CriticPlan, DatasetPlan, OptimizerPlan, RewardPlan, RunPlan, ServedModelPlan, SyncPlan
 
 
 def facts(plan: RunPlan) -> list[tuple[str, str]]:
     return [
         ("model", _model(plan)),
+        *(("frozen", _frozen(model)) for model in plan.deployment.models),
         *(("run", f"not yet: {limit.what}") for limit in limits(plan)),
         ("step", _step(plan)),
         *((("groups", _groups(plan)),) if plan.sampling.drops or plan.sampling.sample_filter else ()),
@@ -39,6 +41,16 @@ def _model(plan: RunPlan) -> str:
         return facts
     kernels = plan.train.gdn_backend
     return f"{facts}, delta nets by {'fla where installed, or torch' if kernels == 'auto' else kernels}"
+
+
+def _frozen(model: ServedModelPlan) -> str:
+    """A model that is served beside the policy."""
+    path = _path(model.path) if os.path.isabs(model.path) else model.path
+    if not model.engines:
+        return f"{model.name}: {path}, on servers that run already"
+    context = f", up to {model.context_length:,} tokens" if model.context_length else ""
+    size = f", {_size(model.weight_bytes)}" if model.weight_bytes else ""
+    return f"{model.name}: {path}{size or ','} {model.dtype}{context}"
 
 
 def _step(plan: RunPlan) -> str:
@@ -171,7 +183,7 @@ HOW = {
 def _weights(plan: RunPlan, sync: SyncPlan) -> str:
     how = HOW[sync.backend]
     verify = ", canary checked" if sync.verify == "canary" else ""
-    receivers = sum(engine.model == "policy" for engine in plan.engines)
+    receivers = sum(e.model == POLICY for e in plan.engines) + sum(e.model == POLICY for e in plan.deployment.external)
     to = f", to each of {receivers} engines" if receivers > 1 else ""
     of = "of " if sync.backend == "delta" else ""
     return f"{how}, {of}{_size(sync.total_bytes)} {plan.model.dtype} each step{to}{_through(plan, sync)}{verify}"
@@ -189,8 +201,10 @@ def _seed(plan: RunPlan) -> str:
     """Which seed acts where; see `rlrun.backends.megatron.device`, `rlrun.data.prompts`, `rlrun.agents.single_turn`."""
     uses = [f"trainer{' (+100 a pipeline stage)' if plan.train.pp > 1 else ''}"] if plan.train.slots else []
     uses = ["initial weights"] * (plan.model.init == "random") + uses + ["data order by epoch"] * plan.data.shuffle
-    if plan.engines:
-        uses.append("every request by step and sample" if plan.rollout.seeded else "engine i (+i)")
+    if plan.rollout.seeded:
+        uses.append("every request by step and sample")
+    elif plan.engines:
+        uses.append("engine i (+i)")
     return f"{plan.seed}: {', '.join(uses)}"
 
 

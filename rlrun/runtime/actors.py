@@ -12,7 +12,7 @@ from typing import Any
 
 from rlrun.backends.base import EngineAddress, RankInfo, Rendezvous, TrainMetrics
 from rlrun.data.types import TokenBatch, TrainBatch, ValueBatch
-from rlrun.plan.types import EnginePlan, RunPlan
+from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
 
 
 def free_port() -> int:
@@ -126,13 +126,12 @@ class EngineActor:
 
 
 class RouterActor:
-    """Owner of the sglang-router process."""
+    """Owner of the sglang-router process of one model; `model` is None for the policy."""
 
-    def __init__(self, plan: RunPlan, log_dir: str):
+    def __init__(self, router: RouterPlan, log_dir: str, model: str | None = None):
         from rlrun.backends.sglang.server import RouterProcess
 
-        assert plan.router is not None
-        self._router = RouterProcess(plan.router, log_dir)
+        self._router = RouterProcess(router, log_dir, model=model)
 
     def start(self, engines: Sequence[EngineAddress], deadline_s: float) -> str:
         self._router.start(engines)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.agents.single_turn import SingleTurn
+from rlrun.agents.single_turn import MAX_REWARD_THREADS, MAX_WAITING_THREADS, SingleTurn
 from rlrun.backends.sglang.client import SglangClient
 from rlrun.data.prompts import PromptSource
 from rlrun.data.types import TokenBatch
@@ -78,6 +78,7 @@ def _agent(plan: RunPlan, client: SglangClient, inputs: Inputs, stream: str) -> 
         reward_timeout_s=plan.reward.timeout_s,
         top_p=evaluating.top_p if evaluating else 1.0,
         top_k=evaluating.top_k if evaluating else -1,
+        reward_threads=MAX_WAITING_THREADS if plan.deployment.models else MAX_REWARD_THREADS,
     )
 
 

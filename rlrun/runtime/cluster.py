@@ -12,14 +12,17 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 from rlrun.backends.base import EngineAddress
+from rlrun.backends.sglang.served import ServedModel
+from rlrun.plan.groups import POLICY
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.actors import RouterActor, TrainerActor
 from rlrun.runtime.bundles import visible_without_reserved
+from rlrun.runtime.external import Attached, ExternalActor
 from rlrun.runtime.fleet import Fleet
 from rlrun.runtime.placement import Slots, reserve
 from rlrun.runtime.supervise import Supervisor
@@ -50,14 +53,25 @@ def _visible_gpus(plan: RunPlan | None) -> Iterator[None]:
 class Cluster:
     """Everything of ours that runs outside the driver. A context manager: leaving it leaves nothing behind."""
 
-    def __init__(self, plan: RunPlan, model_dir: str, run_dir: str, report: Callable[[str], None]):
+    def __init__(
+        self,
+        plan: RunPlan,
+        model_dir: str,
+        run_dir: str,
+        report: Callable[[str], None],
+        served_dirs: Mapping[str, str] | None = None,
+        attached: Attached | None = None,
+    ):
+        """`served_dirs`: the folder of each frozen model that engines of ours serve; `attached`: external servers."""
         self.plan, self.model_dir, self.run_dir = plan, model_dir, run_dir
         self.supervisor = Supervisor()
-        self.router_url: str | None = None
+        self.attached = attached or Attached()
         self._log_dir = os.path.join(run_dir, "logs")
-        self.fleet = Fleet(plan, model_dir, self._log_dir, self.supervisor)
+        self.fleet = Fleet(plan, {POLICY: model_dir, **(served_dirs or {})}, self._log_dir, self.supervisor)
         self._report = report
-        self._router_actor: Any = None
+        self._router_urls: dict[str, str] = {}
+        self._router_actors: list[Any] = []
+        self._watchers: list[Any] = []
         self._trainer_actors: list[Any] = []
         self._slots = Slots()
 
@@ -75,7 +89,26 @@ class Cluster:
 
     @property
     def engines(self) -> list[EngineAddress]:
-        return self.fleet.addresses
+        """Those of the policy: they get weights, and requests."""
+        return self._serving(POLICY)
+
+    @property
+    def router_url(self) -> str | None:
+        return self._router_urls.get(POLICY)
+
+    def served(self) -> dict[str, ServedModel]:
+        """The frozen models, as the user's functions reach them."""
+        r, found = self.plan.rollout, {}
+        for model in self.plan.deployment.models:
+            url = self._router_urls.get(model.name) or self._serving(model.name)[0].url
+            found[model.name] = ServedModel(model.name, model.path, url, r.request_timeout_s, r.max_retries)
+        return found
+
+    def _serving(self, model: str) -> list[EngineAddress]:
+        """Servers that take requests for a model, ours first."""
+        engines = zip(self.plan.engines, self.fleet.addresses, strict=True) if self.fleet.addresses else ()
+        own = [address for engine, address in engines if engine.model == model and engine.type != "encoder"]
+        return [*own, *(self.attached.policy if model == POLICY else self.attached.frozen.get(model, ()))]
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -97,6 +130,10 @@ class Cluster:
             ray.init(address=address, **options)
         self._report(f"Ray is up ({time.monotonic() - began:.0f} s)")
         self._slots = reserve(self.plan)
+        for engine in self.attached.all:
+            watcher = ray.remote(ExternalActor).options(num_cpus=0).remote(engine.url)
+            self._watchers.append(watcher)
+            self.supervisor.watch(engine.name, watcher.wait_gone.remote())
 
     def _start_parts(self) -> TrainerGroup:
         """Engines and trainer start at the same time, as both take tens of seconds; where they share GPUs in turns,
@@ -112,7 +149,7 @@ class Cluster:
         trainer = self._start_trainer(began)
         if not first:
             self._finish_engines(began)
-        self._start_router()
+        self._start_routers()
         return trainer
 
     def _finish_engines(self, began: float) -> None:
@@ -141,19 +178,26 @@ class Cluster:
             self._report(note)
         return TrainerGroup(self._trainer_actors, infos, self.supervisor, plan.timeouts)
 
-    def _start_router(self) -> None:
-        if self.plan.router is None:
-            return
+    def _start_routers(self) -> None:
+        """One for each model that several servers take requests for."""
         import ray
 
-        deadline = self.plan.timeouts.start_s
-        self._router_actor = (
-            ray.remote(RouterActor).options(max_concurrency=4, num_cpus=0).remote(self.plan, self._log_dir)
-        )
-        call = [("router", self._router_actor.start.remote(self.engines, deadline))]
-        self.router_url = self.supervisor.wait_all(call, "starting", deadline)[0]
-        self.supervisor.watch("router", self._router_actor.wait_exit.remote())
-        self._report("sglang-router ready")
+        routers = {model.name: model.router for model in self.plan.deployment.models}
+        deadline, calls = self.plan.timeouts.start_s, {}
+        for name, router in {POLICY: self.plan.router, **routers}.items():
+            if router is None:
+                continue
+            own = None if name == POLICY else name
+            actor = ray.remote(RouterActor).options(max_concurrency=4, num_cpus=0).remote(router, self._log_dir, own)
+            self._router_actors.append(actor)
+            part = "router" if own is None else f"router {own}"
+            calls[name] = part, actor, actor.start.remote(self._serving(name), deadline)
+        urls = self.supervisor.wait_all([(part, start) for part, _, start in calls.values()], "starting", deadline)
+        self._router_urls = dict(zip(calls, urls, strict=True))
+        for part, actor, _ in calls.values():
+            self.supervisor.watch(part, actor.wait_exit.remote())
+        if calls:
+            self._report("sglang-router ready" if len(calls) == 1 else f"{len(calls)} sglang-routers ready")
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
@@ -164,16 +208,16 @@ class Cluster:
         self.supervisor.stopping()
         if not ray.is_initialized():
             return
-        owners = [*([self._router_actor] if self._router_actor else []), *self.fleet.actors]
+        owners = [*self._router_actors, *self.fleet.actors]
         stops = [actor.stop.remote() for actor in owners]
         if graceful:
             stops += [actor.close.remote() for actor in self._trainer_actors]
         if stops:
             with contextlib.suppress(Exception):
                 ray.wait(stops, num_returns=len(stops), timeout=STOP_DEADLINE_S)
-        for actor in [*self._trainer_actors, *owners]:
+        for actor in [*self._trainer_actors, *owners, *self._watchers]:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-        self.fleet.actors, self._trainer_actors, self._router_actor = [], [], None
+        self.fleet.actors, self._trainer_actors, self._router_actors, self._watchers = [], [], [], []
         clean(self.plan.sync, self.plan.name, self.run_dir)
         ray.shutdown()

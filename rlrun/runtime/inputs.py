@@ -4,12 +4,13 @@ reward that does not import is a configuration error, not a failed run."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlrun.agents.hooks import load_group_filter, load_postprocess, load_sample_filter
 from rlrun.agents.rewards import load_reward
 from rlrun.algos.advantages import estimator
+from rlrun.backends.sglang.served import ServedModels
 from rlrun.data.prompts import load_rows, tokenize_prompts, tokenize_responses
 from rlrun.data.selection import Hooks
 from rlrun.data.types import Prompt
@@ -24,6 +25,8 @@ class Inputs:
     eval: list[Prompt]
     reward: Callable[[Prompt, str, Any], float] | None  # None when nothing is rewarded
     hooks: Hooks
+    models: ServedModels = field(default_factory=ServedModels)
+    """The frozen models, as the user's functions are given them; filled when they are up."""
 
 
 def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
@@ -44,19 +47,21 @@ def load_inputs(plan: RunPlan, model_dir: str) -> Inputs:
         raise RlrunError(problems)
     if plan.eval is not None and plan.eval.max_prompts is not None:
         prompts["eval"] = prompts["eval"][: plan.eval.max_prompts]
+    models = ServedModels()
+    served = models if plan.deployment.models else None
     reward = None
     if plan.reward is not None:
-        reward = load_reward(plan.reward.function, plan.reward.arguments, plan.reward.key)
-    return Inputs(tokenizer, prompts["train"], prompts["eval"], reward, load_hooks(plan))
+        reward = load_reward(plan.reward.function, plan.reward.arguments, plan.reward.key, served)
+    return Inputs(tokenizer, prompts["train"], prompts["eval"], reward, load_hooks(plan, served), models)
 
 
-def load_hooks(plan: RunPlan) -> Hooks:
+def load_hooks(plan: RunPlan, models: ServedModels | None = None) -> Hooks:
     """The user's functions that look at groups; the plan has imported them before."""
     s, postprocess = plan.sampling, plan.reward.postprocess if plan.reward is not None else None
     return Hooks(
-        postprocess=load_postprocess(postprocess) if postprocess is not None else None,
-        group_filter=load_group_filter(s.filter) if ":" in s.filter else None,
-        sample_filter=load_sample_filter(s.sample_filter) if s.sample_filter is not None else None,
+        postprocess=load_postprocess(postprocess, models) if postprocess is not None else None,
+        group_filter=load_group_filter(s.filter, models) if ":" in s.filter else None,
+        sample_filter=load_sample_filter(s.sample_filter, models) if s.sample_filter is not None else None,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from rlrun.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, RlrunError, RunFailed
 from rlrun.plan.types import RunPlan
 from rlrun.runtime.checkpoint import CheckpointStore, RunState
-from rlrun.runtime.preflight import check_machine, stage_model
+from rlrun.runtime.preflight import check_machine, stage_model, stage_served
 from rlrun.runtime.progress import Progress, shown
 from rlrun.runtime.summary import Outcome, print_outcome, write_summary
 
@@ -132,17 +132,25 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
     from rlrun.backends.sglang.client import SglangClient
     from rlrun.runtime.assemble import assemble
     from rlrun.runtime.cluster import Cluster
+    from rlrun.runtime.external import attach
     from rlrun.runtime.inputs import load_inputs
     from rlrun.runtime.loop import train
 
-    model_dir = stage_model(plan, start.run_dir)
+    model_dir, served_dirs = stage_model(plan, start.run_dir), stage_served(plan)
     inputs = load_inputs(plan, model_dir)
+    attached = attach(plan, model_dir)
+    for engine in attached.all:
+        progress.note(f"attached {engine.name}")
     ranks, engines = len(plan.train.slots), len(plan.engines)
     and_engines = f" and {engines} engine" if engines else ""
     noun = "process" if ranks + engines == 1 else "processes"
     progress.note(f"starting {ranks} trainer{and_engines} {noun} on {plan.device}")
-    with Cluster(plan, model_dir, start.run_dir, progress.note) as cluster, asyncio.Runner() as runner:
-        client = SglangClient(cluster.engines, cluster.router_url, plan.rollout) if plan.engines else None
+    with (
+        Cluster(plan, model_dir, start.run_dir, progress.note, served_dirs, attached) as cluster,
+        asyncio.Runner() as runner,
+    ):
+        inputs.models.update(cluster.served())
+        client = SglangClient(cluster.engines, cluster.router_url, plan.rollout) if cluster.engines else None
         trackers, outcome.mlflow_run_id = tracking.result()
         store = CheckpointStore.of(start.run_dir, plan.checkpoint)
         store.clean()
@@ -163,6 +171,8 @@ def _train(plan: RunPlan, start: Start, outcome: Outcome, progress: Progress, tr
         if plan.checkpoint.hf_at_end and run_.step >= plan.num_steps:
             run_.turns.train()
             outcome.hf_checkpoint = store.export_last_hf(cluster.trainer)
+        for engine in attached.policy:
+            progress.note(f"{engine.name} is left running, with the weights of step {run_.step}")
         progress.note("stopping")
 
 

@@ -7,10 +7,12 @@ import glob
 import importlib.metadata
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from rlrun.errors import Problem, RlrunError
 from rlrun.plan.limits import limits
-from rlrun.plan.types import RunPlan
+from rlrun.plan.served import longest_context
+from rlrun.plan.types import RunPlan, ServedModelPlan
 
 NEEDED = ("ray", "torch", "megatron-core", "transformers")
 
@@ -43,7 +45,7 @@ def check_machine(plan: RunPlan) -> None:
         needed.append("sglang")
     if plan.tracking is not None:
         needed.append("mlflow")
-    if plan.router is not None:
+    if plan.router is not None or any(model.router is not None for model in plan.deployment.models):
         needed.append("sglang-router")
     missing = [package for package in needed if not _installed(package)]
     if missing:
@@ -95,12 +97,43 @@ def stage_model(plan: RunPlan, run_dir: str) -> str:
     assert plan.model.path is not None
     if os.path.isdir(os.path.expanduser(plan.model.path)):
         return os.path.abspath(os.path.expanduser(plan.model.path))
-    directory = _fetch(plan.model.path)
+    directory = _fetch(plan.model.path, "model.path")
     _check_fetched(plan, directory)
     return directory
 
 
-def _fetch(hub_id: str) -> str:
+def stage_served(plan: RunPlan) -> dict[str, str]:
+    """Local folder of each frozen model that engines of ours serve, by name. Raises RlrunError with every model that
+    cannot be had."""
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    for model in plan.deployment.models:
+        if not model.engines:
+            continue
+        try:
+            found[model.name] = _folder_of(model, plan.device)
+        except RlrunError as e:
+            problems += e.problems
+    if problems:
+        raise RlrunError(problems)
+    return found
+
+
+def _folder_of(model: ServedModelPlan, device: str) -> str:
+    if os.path.isdir(model.path):  # the plan has looked into it
+        return model.path
+    key = f"rollout.models.{model.name}"
+    folder = _fetch(model.path, f"{key}.path")
+    most = longest_context(Path(folder), device)
+    too_long = most is not None and (model.context_length or 0) > most.tokens
+    if most is not None and (too_long or (most.has_to_be_written and model.context_length is None)):
+        length = model.context_length or "its own"
+        summary = f"{key}.context_length is {length}, which {model.path} does not allow: {most.why}"
+        raise RlrunError(Problem("served-context", summary, hint=f"set {key}.context_length to {most.tokens}"))
+    return folder
+
+
+def _fetch(hub_id: str, key: str) -> str:
     from huggingface_hub import snapshot_download
 
     try:
@@ -110,7 +143,7 @@ def _fetch(hub_id: str) -> str:
             Problem(
                 "model-not-found",
                 f"{hub_id} is neither a folder nor can it be fetched from the Hub ({type(e).__name__})",
-                hint="set model.path to a local folder with config.json and *.safetensors",
+                hint=f"set {key} to a local folder with config.json and *.safetensors",
             )
         ) from e
 

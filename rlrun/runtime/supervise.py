@@ -54,7 +54,8 @@ class Supervisor:
                 reason = ray.get(ref)
             except Exception as e:
                 reason = f"its owner is gone ({type(e).__name__})"
-            raise RunFailed(part, f"died: {reason}", "its log is in the run folder")
+            ours = not part.startswith("external ")
+            raise RunFailed(part, f"died: {reason}", f"its log is {'in the run folder' if ours else 'where it runs'}")
 
     def wait_all(self, calls: Sequence[tuple[str, Any]], what: str, deadline_s: float) -> list[Any]:
         """Results of the Ray calls [(part, reference)], in order.

@@ -389,8 +389,8 @@ def _http(engine: EngineAddress, path: str, timeout_s: float, body: dict | None 
 
 
 def _see_log(engine: EngineAddress) -> str:
-    return f"see engine_{engine.index}.log in the run folder"
+    return "see its log" if engine.external else f"see engine_{engine.index}.log in the run folder"
 
 
 def _name(engine: EngineAddress) -> str:
-    return f"engine {engine.index}"
+    return engine.name

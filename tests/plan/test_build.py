@@ -112,11 +112,13 @@ def test_server_groups_become_engines_in_the_order_of_their_slots():
 
 def test_frozen_models_have_engines_and_a_router_of_their_own():
     groups = "[{type: regular, gpus: 2}, {type: regular, gpus: 2, model: judge}]"
-    words = ["+experiment=qwen3_pd", "rollout.models={judge: {path: Qwen/Qwen3-8B}}"]
+    words = ["+experiment=qwen3_pd", "rollout.models={judge: {path: Qwen/Qwen3-8B, context_length: 32768}}"]
+    words.append("reward.function=rlrun.agents.judges:graded")
     plan = load_plan([*words, f"placement.rollout.server_groups={groups}", "rollout.port=29400"])
     [judge] = plan.deployment.models
     assert (judge.path, judge.engines) == ("Qwen/Qwen3-8B", (2, 3))
     assert judge.router is not None
+    assert [engine.context_length for engine in plan.engines] == [2568, 2568, 32768, 32768]
     assert plan.router is not None
     assert (plan.router.port, judge.router.port) == (29408, 29409)
     assert plan.config_hash != load_plan(["+experiment=qwen3_pd"]).config_hash, "a judge decides what is learned"

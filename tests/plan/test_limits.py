@@ -58,6 +58,7 @@ def test_an_engine_needs_a_trainer_rank_on_its_node_only():
 JUDGE = [
     "rollout.models={judge: {path: Qwen/Qwen3-8B}}",
     "placement.rollout.server_groups=[{type: regular, gpus: 2}, {type: regular, gpus: 2, model: judge}]",
+    "reward.function=rlrun.agents.judges:graded",
 ]
 SPLIT = ["+experiment=qwen3_grpo", "placement=split_8gpu"]
 
@@ -83,8 +84,6 @@ TWO_NODES = [
     [
         ("mode-not-runnable", ["+experiment=qwen3_grpo", "placement=train_8gpu"]),
         ("server-groups-not-runnable", ["+experiment=qwen3_pd"]),
-        ("served-models-not-runnable", ["+experiment=qwen3_pd", *JUDGE]),
-        ("external-engines-not-runnable", EXTERNAL),
         ("engine-nodes-not-runnable", TWO_NODES),
         ("optimizer-offload-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_offload=true"]),
         ("optimizer-dtype-not-runnable", ["+experiment=qwen3_grpo", "trainer.optimizer_dtype=bfloat16"]),
@@ -96,6 +95,18 @@ def test_what_can_only_be_planned_says_so_alone(code, words):
     found = limits(load_plan(words))
     assert [limit.code for limit in found] == [code]
     assert found[0].hint
+
+
+def test_frozen_models_and_external_servers_run():
+    assert limits(load_plan(["+experiment=qwen3_pd", *JUDGE])) == []
+    assert limits(load_plan(EXTERNAL)) == []
+
+
+def test_a_frozen_model_without_weights_is_for_planning_alone(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    [limit] = limits(load_plan(["+experiment=qwen3_pd", *JUDGE, f"rollout.models.judge.path={tmp_path}"]))
+    assert limit.code == "weights-not-here"
+    assert "rollout.models.judge.path" in limit.hint
 
 
 def test_several_regular_groups_and_placeholders_run():

@@ -107,7 +107,8 @@ def test_rows_of_processes_name_groups_models_and_servers():
     groups = "[{type: regular, gpus: 2}, {type: regular, gpus: 2, model: judge, gpus_per_engine: 2}]"
     models = "rollout.models={judge: {path: Qwen/Qwen3-8B}, search: {path: Qwen/Qwen3-4B}}"
     external = "placement.rollout.external=[{url: 'http://node7:30000', model: search}]"
-    words = ["+experiment=qwen3_pd", f"placement.rollout.server_groups={groups}", models, external]
+    graded = "reward.function=rlrun.agents.judges:graded"
+    words = ["+experiment=qwen3_pd", f"placement.rollout.server_groups={groups}", models, external, graded]
     shown = render_plan(load_plan(words))
     assert "GPU 4-5   rollout  sglang    2 engines x 1 GPU, triton attention, sglang-router round_robin" in shown
     assert "GPU 6-7   regular  sglang    judge, 1 engine x 2 GPUs (tp 2), triton attention" in shown

@@ -148,6 +148,31 @@ def test_the_twin_of_other_deployments_plans(placement, tmp_path):
     assert all(engine.pp == 1 for engine in twin.engines)
 
 
+JUDGED = {
+    "rollout": {"models": {"judge": {"path": "Qwen/Qwen3-8B"}, "jury": {"path": "Qwen/Qwen3-4B"}}},
+    "placement": {
+        "rollout": {
+            "server_groups": [{"type": "regular", "gpus": 2}, {"type": "regular", "gpus": 2, "model": "judge"}],
+            "external": [{"url": "http://node7:30000", "model": "jury"}],
+        }
+    },
+    "reward": {"function": "rlrun.agents.judges:graded"},
+}
+
+
+def test_frozen_models_are_left_out_with_the_reward_that_asks_for_them(tmp_path):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(EXPERIMENT.format(placement="split_8gpu") + yaml.safe_dump(JUDGED))
+    words = ["+experiment=mine", "+twin=cpu"]
+    twin = load_plan(words, str(tmp_path))
+    assert twin.deployment.models == twin.deployment.external == ()
+    assert [engine.model for engine in twin.engines] == ["policy"]
+    kept = load_plan([*words, "reward.function=rlrun.agents.judges:graded"], str(tmp_path))
+    assert [(m.name, m.engines) for m in kept.deployment.models] == [("judge", (1,)), ("jury", ())]
+    assert [e.model for e in kept.deployment.external] == ["jury"]
+
+
 def test_the_twins_plan_is_titled_and_shows_the_values_it_replaced():
     text = render_plan(load_plan([BIG, "+twin=cpu", "algo.lr=0.5"]))
     assert text.startswith("Plan: CPU twin of qwen3_grpo, 1 node x 2 slots on CPU")

@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlrun.config.arguments.sglang import ALWAYS, FAMILY_ON_CPU, ON_CPU
 from rlrun.config.arguments.table import table
 from rlrun.errors import RunFailed
+from rlrun.plan.groups import POLICY
+from rlrun.plan.served import family_of
 from rlrun.plan.types import EnginePlan, RouterPlan, RunPlan
 
 INITIAL_VERSION = 0
@@ -29,13 +32,12 @@ def server_command(
         "port": port,
         "dist-init-addr": f"{host}:{dist_port}",
         "tp-size": engine.tp,
-        "dtype": plan.model.dtype,
+        "dtype": _dtype(engine, plan),
         "device": plan.device,
         "context-length": engine.context_length,
         "attention-backend": engine.attention_backend,
         "max-running-requests": engine.max_running_requests,
         "random-seed": plan.seed + engine.index,
-        "weight-version": INITIAL_VERSION,
         "log-level": engine.log_level,
         **_options(ALWAYS),
     }
@@ -50,10 +52,14 @@ def server_command(
         options["mem-fraction-static"] = engine.mem_fraction_static
     if engine.seeded:
         options["enable-deterministic-inference"] = True
-    if plan.rollout.offload and plan.device == "cuda":  # on cpu a hook of ours does its work
-        options["enable-memory-saver"] = True
+    if engine.model == POLICY:
+        options["weight-version"] = INITIAL_VERSION
+    if engine.offload:
+        options["enable-memory-saver"] = plan.device == "cuda"  # on cpu a hook of ours does its work
+        options["enable-weights-cpu-backup"] = engine.model != POLICY  # nobody sends a frozen model its weights
     if plan.device == "cpu":
-        options |= _options(ON_CPU) | _options(FAMILY_ON_CPU.get(plan.model.spec.family, {}))
+        family = plan.model.spec.family if engine.model == POLICY else family_of(Path(model_dir))
+        options |= _options(ON_CPU) | _options(FAMILY_ON_CPU.get(family or "", {}))
         # Only a bound here (the cache has max-total-tokens); SGLang's own estimate can come out negative.
         options["mem-fraction-static"] = 0.5
         # Only the triton and flashinfer backends keep chunks aligned, so a seeded prompt is prefilled in one piece.
@@ -65,6 +71,11 @@ def server_command(
     for flag, value in (options | _options(dict(engine.extra))).items():
         command += _words(flag, value)
     return command
+
+
+def _dtype(engine: EnginePlan, plan: RunPlan) -> str:
+    """Of the model that the engine serves."""
+    return next((model.dtype for model in plan.deployment.models if model.name == engine.model), plan.model.dtype)
 
 
 def _options(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,10 +108,10 @@ def server_env(
     `visible_gpus`."""
     env = dict(base)
     env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-    if plan.model.spec.linear_attention is not None:
+    if plan.model.spec.linear_attention is not None or engine.model != POLICY:
         # What a convolution has seen last is kept in bfloat16 unless told otherwise: of a float32 model, decoding then
-        # differs from prefill by 1e-2.
-        env["SGLANG_MAMBA_CONV_DTYPE"] = plan.model.dtype
+        # differs from prefill by 1e-2. A model without convolutions does not look at it.
+        env["SGLANG_MAMBA_CONV_DTYPE"] = _dtype(engine, plan)
     if plan.device == "cpu":
         env.update(
             CUDA_VISIBLE_DEVICES="",
@@ -131,7 +142,7 @@ def visible_gpus(engine: EnginePlan, plan: RunPlan, slot_gpus: Sequence[str] = (
     slots = [plan.slots[index] for index in engine.slots]
     assert len({slot.node for slot in slots}) == 1, f"engine {engine.index} spans nodes"
     gpus = [ids[index] for index in engine.slots]
-    if plan.sync is not None and plan.sync.backend == "cuda_ipc":
+    if engine.model == POLICY and plan.sync is not None and plan.sync.backend == "cuda_ipc":
         first = plan.train.slots[0]
         trainer = plan.slots[first]
         if trainer.node != slots[0].node:

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from rlrun.backends.base import Completion, EngineAddress, GenerateRequest
+from rlrun.backends.sglang.served import input_logprobs
 from rlrun.errors import RunFailed
 from rlrun.plan.types import RolloutPlan
 
@@ -61,12 +62,7 @@ class SglangClient:
             "logprob_start_len": 0,
         }
         answer = await self._request("POST", itertools.repeat((_name(address), address.url)), "/generate", body)
-        entries = answer["meta_info"]["input_token_logprobs"]
-        # SGLang scores the vocabulary's last id and reports it as 0; no id is larger, so it can only be the largest.
-        last = max(token_ids)
-        if [entry[1] for entry in entries] not in (list(token_ids), [0 if t == last else t for t in token_ids]):
-            raise RunFailed(_name(address), "scored other tokens than those sent")
-        return [float(entry[0]) for entry in entries[1:]]
+        return input_logprobs(answer["meta_info"]["input_token_logprobs"], token_ids, _name(address))
 
     async def versions(self) -> list[int]:
         """Weight version of every engine, in the order given."""
@@ -181,7 +177,7 @@ def to_version(text: str) -> int:
 
 
 def _name(engine: EngineAddress) -> str:
-    return f"engine {engine.index}"
+    return engine.name
 
 
 def _describe(error: Exception, timeout_s: float) -> str:

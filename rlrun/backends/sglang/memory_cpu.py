@@ -2,7 +2,8 @@
 
 SGLang answers /release_memory_occupation and /resume_memory_occupation without a GPU too, and moves nothing. Here their
 pages go back to the machine and their addresses stay, as those of GPU memory do, and what comes back is not a number
-until a push has written it: a weight that a push forgets shows in the first log-prob.
+until a push has written it: a weight that a push forgets shows in the first log-prob. With --enable-weights-cpu-backup,
+which is for a model that gets no pushes, weights come back as they were, from copies (nothing is saved then).
 
 The hooks are SGLang's own (`sglang.srt.plugins`); `launch` registers them on cpu alone.
 """
@@ -30,15 +31,25 @@ def register_hooks() -> None:
 
 def _release(original: Callable, updater: Any, request: Any) -> Any:
     answer = original(updater, request)
+    runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        for tensor in _tensors(updater.tp_worker.model_runner, tag):
+        tensors = list(_tensors(runner, tag))
+        if tag == "weights" and runner.server_args.enable_weights_cpu_backup:
+            runner.rlrun_backup = [tensor.untyped_storage().clone() for tensor in tensors]
+        for tensor in tensors:
             give_back(tensor)
     return answer
 
 
 def _resume(original: Callable, updater: Any, request: Any) -> Any:
+    runner = updater.tp_worker.model_runner
     for tag in request.tags:
-        for tensor in _tensors(updater.tp_worker.model_runner, tag):
+        tensors = list(_tensors(runner, tag))
+        if tag == "weights" and runner.server_args.enable_weights_cpu_backup:
+            for tensor, content in zip(tensors, runner.rlrun_backup, strict=True):
+                tensor.untyped_storage().copy_(content)
+            continue
+        for tensor in tensors:
             fill(tensor, float("nan") if tag == "weights" and tensor.is_floating_point() else 0)
     return original(updater, request)
 

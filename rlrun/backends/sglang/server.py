@@ -226,8 +226,10 @@ class ServerProcess(OwnedProcess):
 class RouterProcess(OwnedProcess):
     """sglang-router in front of several engines, which must be ready."""
 
-    def __init__(self, router: RouterPlan, log_dir: str, host: str = "127.0.0.1"):
-        super().__init__("router", Path(log_dir) / "router.log")
+    def __init__(self, router: RouterPlan, log_dir: str, host: str = "127.0.0.1", model: str | None = None):
+        """`model` is the name of a frozen model; None for the policy's router."""
+        name = "router" if model is None else f"router {model}"
+        super().__init__(name, Path(log_dir) / f"{name.replace(' ', '_')}.log")
         self._router, self._host = router, host
         self._engines: tuple[EngineAddress, ...] = ()
         self.url = ""

@@ -72,6 +72,8 @@ _LOADING = "a server starts from the run's checkpoint on disk, and later weights
 _QUANTIZED = "the trainer publishes weights as they are, and a quantized server has no such tensors"
 _SERVER = "rlrun starts, watches and addresses every server itself"
 _WHOLE = "every engine of this rollout is one whole server"
+_EMBEDDING = "an embedding server generates nothing"
+_OWN_MODELS = "weights are published under the names of SGLang's own models"
 _DP = "an engine is one tensor-parallel group: it has no data- or context-parallel ranks of attention"
 
 REFUSED: tuple[tuple[str, str], ...] = (
@@ -98,10 +100,10 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("decrypted_*", _LOADING),
     ("checkpoint_engine_wait_weights_before_ready", "nobody would send those weights: the server would never be ready"),
     ("delete_ckpt_after_loading", "it would delete the checkpoint that the trainer and the other engines read"),
-    ("model_impl", "weights are published under the names of SGLang's own models"),
-    ("model_config_parser", "weights are published under the names of SGLang's own models"),
+    ("model_impl", _OWN_MODELS),
+    ("model_config_parser", _OWN_MODELS),
     ("skip_tokenizer_init", "rollout.stop and the end of a sample need the server's tokenizer"),
-    ("is_embedding", "an embedding server generates nothing"),
+    ("is_embedding", _EMBEDDING),
     ("prefill_only_disable_kv_cache", "a server without a KV cache generates nothing"),
     ("allow_auto_truncate", "a prompt cut by the server is not the prompt that is trained on"),
     ("speculative_accept_threshold_*", "samples would come from another distribution than the policy's"),
@@ -139,6 +141,9 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("*streaming_session", _ENDPOINT),
 )
 """Name or pattern -> why no other value than the one in use is possible. The first that matches counts."""
+
+FOR_THE_POLICY: tuple[str, ...] = (_QUANTIZED, _ENDPOINT, _EMBEDDING, _OWN_MODELS)
+"""Reasons that do not hold for a frozen model, which gets no weights and answers what a user's function asks."""
 
 NEEDLESS: dict[str, str] = {
     "collect_tokens_histogram": "SGLang collects them whenever enable_metrics is true",

@@ -36,6 +36,10 @@ class ServedModel(Section):
     """Folder or Hub id of the model."""
     gpus_per_engine: Positive | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
     """GPUs of one of its engines; null is placement.rollout.gpus_per_engine."""
+    context_length: Positive | None = Field(default=None, json_schema_extra=NOT_SEMANTIC)
+    """Most tokens of a request and its answer together; null is what its config.json says."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of its weights and activations. auto is float32 on cpu and bfloat16 on cuda."""
 
 
 class RolloutConfig(Section):

@@ -12,8 +12,11 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 def dtype(config: RunConfig | Partial) -> str:
     """Of weights and activations."""
-    by_device = {"cpu": "float32", "cuda": "bfloat16"}[config.placement.device]
-    return by_device if config.model.dtype == "auto" else config.model.dtype
+    return by_device(config.model.dtype, config.placement.device)
+
+
+def by_device(written: str, device: str) -> str:
+    return {"cpu": "float32", "cuda": "bfloat16"}[device] if written == "auto" else written
 
 
 def gdn_backend(config: RunConfig | Partial) -> str:

@@ -6,8 +6,8 @@ from rlrun.config.partial import Partial
 from rlrun.config.schema import RunConfig
 from rlrun.plan import placement
 from rlrun.plan.context import Context, absolute, local_path
-from rlrun.plan.decide.model import BYTES
-from rlrun.plan.groups import engine_blocks, has_engines, has_trainer
+from rlrun.plan.decide.model import BYTES, by_device
+from rlrun.plan.groups import POLICY, engine_blocks, has_engines, has_trainer
 from rlrun.plan.parts.model import ModelPlan
 from rlrun.plan.parts.rollout import (
     AsyncPlan,
@@ -22,6 +22,7 @@ from rlrun.plan.parts.rollout import (
     SyncPlan,
 )
 from rlrun.plan.rules.server_groups import sglang_of
+from rlrun.plan.served import weight_bytes
 
 CONTEXT_MARGIN = 8
 """Tokens an engine allows beyond prompt and response; SGLang refuses a request that fills its context exactly."""
@@ -34,6 +35,8 @@ def engines_plan(c: Context) -> tuple[EnginePlan, ...]:
     blocks = engine_blocks(c.groups)
     taken = placement.ports(r.port, c.groups, p.rollout.external)[0] if r.port is not None else None
     places = placement.slots(p)
+    shared = set(placement.trainer_slots(p)) if r.offload else set()
+    longest = r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN
     engines = []
     for index, (group, own) in enumerate(blocks):
         s = sglang_of(c, group)
@@ -56,7 +59,7 @@ def engines_plan(c: Context) -> tuple[EnginePlan, ...]:
                 cuda_graph=s.cuda_graph,
                 log_level=s.log_level,
                 seeded=r.seeded,
-                context_length=r.max_prompt_tokens + r.max_response_tokens + CONTEXT_MARGIN,
+                context_length=longest if group.model == POLICY else r.models[group.model].context_length,
                 extra=tuple(s.engine_arguments.items()),
                 group=group.name,
                 type=group.type,
@@ -65,6 +68,7 @@ def engines_plan(c: Context) -> tuple[EnginePlan, ...]:
                 ep=group.ep,
                 dp_attention=group.dp_attention,
                 nodes=tuple(dict.fromkeys(places[slot].node for slot in own)),
+                offload=not shared.isdisjoint(own),
                 bootstrap_port=listens.bootstrap if listens else None,
             )
         )
@@ -90,10 +94,18 @@ def deployment_plan(c: Context, engines: tuple[EnginePlan, ...], routers: dict[s
     return DeploymentPlan(
         groups=tuple(GroupPlan(g.name, g.type, g.model, tuple(g.slots), numbers(group=g.name)) for g in c.groups),
         models=tuple(
-            ServedModelPlan(name, local_path(m.path) or m.path, numbers(model=name), routers.get(name))
+            ServedModelPlan(
+                name=name,
+                path=local_path(m.path) or m.path,
+                engines=numbers(model=name),
+                router=routers.get(name),
+                dtype=by_device(m.dtype, p.device),
+                context_length=m.context_length,
+                weight_bytes=weight_bytes(local_path(m.path), by_device(m.dtype, p.device)),
+            )
             for name, m in c.config.rollout.models.items()
         ),
-        external=tuple(ExternalPlan(e.url, e.model) for e in p.rollout.external),
+        external=tuple(ExternalPlan(e.url.rstrip("/"), e.model) for e in p.rollout.external),
         reserved=tuple(ReservedPlan(e.node, tuple(sorted(e.gpus)), e.what) for e in p.reserved),
     )
 

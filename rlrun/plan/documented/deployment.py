@@ -58,8 +58,9 @@ CODES: dict[str, str] = {
     "external-url": "An external engine is the address of an SGLang server: http://host:port or https://host:port.",
     "external-twice": "The same external server is listed twice; it would get every request and every weight twice.",
     "external-mixed": (
-        "A model is served by server groups of the run's own or by external servers, not by both: they would differ "
-        "in settings, and only ours could be restarted."
+        "An external server answers whole requests, and prefill and decode engines halves of them; the router of a "
+        "model sends every request the same way. Beside regular engines of the run's own an external server is one "
+        "more."
     ),
     "external-colocated": (
         "Trainer and engines of a colocated run share GPUs and take turns. Servers that somebody else started have "
@@ -94,8 +95,27 @@ CODES: dict[str, str] = {
     "server-groups-not-runnable": (
         "Regular groups and placeholders run. Prefill, decode and encoder groups can be planned, and not yet run."
     ),
-    "served-models-not-runnable": "Frozen models beside the policy can be planned, and not yet served.",
-    "external-engines-not-runnable": "Servers that run already can be planned with, and not yet attached.",
+    "served-model-unused": (
+        "A frozen model is served for the user's functions: a reward function or hook with a parameter `models` is "
+        "given them by name. When no function has one, the model would hold GPUs for nothing."
+    ),
+    "served-context": (
+        "rollout.models.NAME.context_length is at most what the model's config.json allows. On a CPU the family "
+        "glm_moe_dsa is served without its selection of keys, so its context is at most index_topk."
+    ),
+    "external-family": (
+        "SGLang keeps a float32 copy of the routers of GLM-4.5 to 4.7 and does not renew it when weights arrive. "
+        "Servers that rlrun starts do; in an external one every rollout would be routed by the first weights."
+    ),
+    "external-unreachable": (
+        "A server in placement.rollout.external has to answer /health, /server_info and /model_info within "
+        "timeouts.start_s, without a key."
+    ),
+    "external-mismatch": (
+        "An external server of the policy has to be what the run would have started: the SGLang version, the model, "
+        "its dtype, room for the longest sample, plain tensor parallelism, and deterministic inference where the "
+        "rollout is seeded. Addresses, seeds, memory and request limits may differ."
+    ),
     "engine-nodes-not-runnable": "An engine that spans several nodes can be planned, and not yet started.",
     "engine-parallel-not-runnable": (
         "Pipeline, expert and data-parallel attention sizes of an engine can be planned, and not yet run: weights are"

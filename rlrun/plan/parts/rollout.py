@@ -23,7 +23,7 @@ class EnginePlan:
     cuda_graph: bool
     log_level: str
     seeded: bool
-    context_length: int
+    context_length: int | None  # None: what the model's config.json says
     group: str = "policy-regular"  # name of its server group
     type: str = "regular"  # regular | prefill | decode | encoder
     model: str = "policy"  # or the name of a frozen model
@@ -31,6 +31,7 @@ class EnginePlan:
     ep: int = 1
     dp_attention: int = 1
     nodes: tuple[int, ...] = (0,)  # that its slots are on
+    offload: bool = False  # its memory is the trainer's while that works
     bootstrap_port: int | None = None  # where decode engines meet a prefill engine; None: picked at start
     extra: tuple[tuple[str, Any], ...] = ()  # further arguments of SGLang, by their names there
 
@@ -60,6 +61,9 @@ class ServedModelPlan:
     path: str
     engines: tuple[int, ...]
     router: RouterPlan | None
+    dtype: str = "bfloat16"  # float32 | bfloat16
+    context_length: int | None = None
+    weight_bytes: int = 0  # of one copy; 0 when the model is not here yet
 
 
 @dataclass(frozen=True)

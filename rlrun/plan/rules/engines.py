@@ -9,7 +9,7 @@ from rlrun.errors import Problem
 from rlrun.plan.context import Context
 from rlrun.plan.groups import POLICY, Group, has_engines
 from rlrun.plan.placement import divisors, free_gpus, one_of, routed, trainer_slots
-from rlrun.plan.rules.server_groups import settings
+from rlrun.plan.rules.server_groups import settings, sglang_of
 from rlrun.plan.types import ModelSpec
 
 TRAINER = "placement.trainer"
@@ -258,17 +258,30 @@ def shared_memory(c: Context) -> Iterator[Problem]:
 
 
 def kv_cache(c: Context) -> Iterator[Problem]:
-    r = c.config.rollout
+    """Room for one request as long as it may be; of a frozen model only where that was written."""
+    r, seen = c.config.rollout, set()
     longest = r.max_prompt_tokens + r.max_response_tokens
-    for key, tokens in settings(c, "max_total_tokens"):
-        if tokens is None and c.config.placement.device == "cpu":
+    for group in _own(c):
+        own = "max_total_tokens" in group.sglang
+        key = f"{group.key}.sglang.max_total_tokens" if own else "rollout.sglang.max_total_tokens"
+        tokens = sglang_of(c, group).max_total_tokens
+        need = longest + 8
+        keys: tuple[str, ...] = (key, "rollout.max_prompt_tokens", "rollout.max_response_tokens")
+        what, advice = f"one sample of {longest}", f"set {key} to {2 * longest + 8} or more"
+        if group.model != POLICY:
+            context = f"rollout.models.{group.model}.context_length"
+            model = c.config.rollout.models.get(group.model)  # None: unknown-served-model says so
+            need = model.context_length or 0 if model is not None else 0
+            what, advice = f"one request of {need} tokens", f"set {key} to {need} or more, or {context} to less"
+            keys = (key, context)
+        if tokens is None and c.config.placement.device == "cpu" and key not in seen:
             summary = "the KV cache needs a size on cpu, where SGLang would otherwise take 16 GB of memory"
             hint = f"set {key} to {max(65536, 2 * longest)}"
             yield c.problem("kv-cache-unset", summary, key, "placement.device", hint=hint)
-        elif tokens is not None and tokens < longest + 8:
-            summary = f"a KV cache of {tokens} tokens cannot hold one sample of {longest}, which would wait for ever"
-            keys = (key, "rollout.max_prompt_tokens", "rollout.max_response_tokens")
-            yield c.problem("kv-cache-too-small", summary, *keys, hint=f"set {key} to {2 * longest + 8} or more")
+        elif tokens is not None and tokens < need and (key, keys) not in seen:
+            summary = f"a KV cache of {tokens} tokens cannot hold {what}, which would wait for ever"
+            yield c.problem("kv-cache-too-small", summary, *keys, hint=advice)
+        seen |= {key, (key, keys)}
 
 
 def cuda_only_overrides(c: Context) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from rlrun.plan.dataset import foreign_characters
 from rlrun.plan.groups import has_engines
 from rlrun.plan.placement import ports
 from rlrun.plan.ports import is_free
+from rlrun.plan.rules.served import models_of
 
 HOST = "127.0.0.1"
 LAST_PORT = 65535
@@ -153,7 +154,7 @@ def reward(c: Context) -> Iterator[Problem]:
         sys.path.insert(0, here)  # as `python -m rlrun` has it; the console script has not
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the plan
-            load_reward(function, arguments)
+            load_reward(function, arguments, models=models_of(c))
     except RlrunError as e:
         for p in e.problems:
             key = "reward.arguments" if p.code == "reward-arguments" else "reward.function"

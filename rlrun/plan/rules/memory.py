@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 from rlrun.errors import Problem
-from rlrun.plan.context import Context
-from rlrun.plan.groups import POLICY, Group, has_trainer, rollout_gpus
+from rlrun.plan.context import Context, local_path
+from rlrun.plan.decide.model import by_device
+from rlrun.plan.groups import POLICY, Group, engine_blocks, has_trainer, rollout_gpus
 from rlrun.plan.kv import engine_weights, kv_cache
 from rlrun.plan.layout import GIB, TIGHT, TRAINER_OVERHEAD, Layout, state_bytes_per_parameter
 from rlrun.plan.memory import estimate, floor_bytes, worst_phase
 from rlrun.plan.parameters import is_even, stage_starts
-from rlrun.plan.placement import data_parallel
+from rlrun.plan.placement import data_parallel, trainer_slots
 from rlrun.plan.remedies import Remedy, Valid, cheapest_two, holds_a_sample, room_for_a_sample, word
 from rlrun.plan.rules.critic import has_critic
-from rlrun.plan.rules.engines import fits_nodes, shares_equally
+from rlrun.plan.rules.engines import fits_nodes, places_of, shares_equally
 from rlrun.plan.rules.placement import trainer_tp_sizes
 from rlrun.plan.rules.policy import uses_reference
 from rlrun.plan.rules.server_groups import sglang_of
+from rlrun.plan.served import weight_bytes
 from rlrun.plan.types import MemoryPlan
 
 FRACTION = "rollout.sglang.mem_fraction_static"
@@ -104,11 +107,29 @@ def _layout(c: Context, group: Group) -> Layout | None:
         gpus_per_node=p.gpus_per_node,
         host_gib=p.host_memory_gib,
         delta_sync=c.config.weight_sync.transport == "delta",
+        frozen_copies=_frozen_copies(c),
         canary=c.config.weight_sync.verify == "canary",
         engine_pp=group.pp,
         engine_dp=group.dp_attention,
     )
     return layout if validity(c, group)(layout) else None
+
+
+def _frozen_copies(c: Context) -> int:
+    """Bytes that SGLang keeps on the host, on the node with most, of frozen models whose engines make room."""
+    p, r = c.config.placement, c.config.rollout
+    found: Counter[int] = Counter()
+    if not r.offload or p.mode != "colocated":
+        return 0
+    places, shared = places_of(p, rollout_gpus(p)), set(trainer_slots(p))
+    for group, slots in engine_blocks(c.groups):
+        model = r.models.get(group.model)
+        if model is None or shared.isdisjoint(slots):
+            continue
+        size = weight_bytes(local_path(model.path), by_device(model.dtype, p.device))
+        for slot in slots:
+            found[places[slot][0]] += size // len(slots)
+    return max(found.values(), default=0)
 
 
 def validity(c: Context, own: Group | None = None) -> Valid:

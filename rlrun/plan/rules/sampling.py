@@ -14,6 +14,7 @@ from rlrun.errors import Problem, RlrunError
 from rlrun.plan.batch import drops_groups
 from rlrun.plan.context import Context, supervised
 from rlrun.plan.rules.algo import inactive
+from rlrun.plan.rules.served import models_of
 
 SECTION = "dynamic_sampling"
 
@@ -91,7 +92,7 @@ def hooks(c: Context) -> Iterator[Problem]:
         default = show(all_keys()[key].default)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the plan
-                load_function(path)
+                load_function(path, models_of(c))
         except RlrunError as e:
             for p in e.problems:
                 yield c.problem(p.code, p.summary, key, hint=f"{p.hint}, or set {key} to {default}")

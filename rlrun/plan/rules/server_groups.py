@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from rlrun.config.arguments.check import check_sglang_arguments
+from rlrun.config.arguments.check import check_sglang_arguments, refusal
+from rlrun.config.arguments.sglang import FOR_THE_POLICY
 from rlrun.config.keys import all_keys
 from rlrun.config.origin import show
 from rlrun.config.partial import Unreadable
@@ -55,7 +56,9 @@ def override_names(c: Context) -> Iterator[Problem]:
     for group in c.groups:
         further = {name: value for name, value in group.sglang.items() if name not in SglangConfig.model_fields}
         if further:
-            yield from check_sglang_arguments(further, f"{group.key}.sglang", c.origins)
+            frozen = group.model != POLICY
+            allow = [name for name in further if frozen and refusal("sglang", name) in FOR_THE_POLICY]
+            yield from check_sglang_arguments(further, f"{group.key}.sglang", c.origins, allow)
 
 
 def override_values(c: Context) -> Iterator[Problem]:
@@ -266,9 +269,13 @@ def external_engines(c: Context) -> Iterator[Problem]:
             yield c.problem("external-twice", summary, seen[address], key, hint=hint)
         else:
             seen[address] = key
-        mixed = next((g for g in c.groups if g.model == engine.model and g.has_engines), None)
-        if mixed is not None and p.rollout.server_groups:
-            summary = f"{engine.model} is served by group {mixed.name} and by {engine.url}, and has one or the other"
+        halves = ("prefill", "decode")
+        mixed = next((g for g in c.groups if g.model == engine.model and g.type in halves), None)
+        if mixed is not None:
+            summary = (
+                f"{engine.model} has {mixed.type} engines (group {mixed.name}), and {engine.url} answers whole "
+                "requests: one router sends a request to one kind only"
+            )
             keys = (f"{EXTERNAL}.{index}.model", f"{mixed.key}.type")
             hint = f"remove {EXTERNAL}.{index}, or the server groups of {engine.model}"
             yield c.problem("external-mixed", summary, *keys, hint=hint)

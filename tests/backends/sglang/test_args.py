@@ -13,7 +13,7 @@ from rlrun.config.arguments.check import check_argument, offered
 from rlrun.config.arguments.table import Argument, table
 from rlrun.config.origin import Origins
 from rlrun.errors import RunFailed
-from rlrun.plan.types import LinearAttentionSpec, ModelSpec, RouterPlan
+from rlrun.plan.types import DeploymentPlan, LinearAttentionSpec, ModelSpec, RouterPlan, ServedModelPlan
 
 TINY = ModelSpec("qwen3", 64, 2, 4, 2, 16, 128, 32, 1e-6, 1e4, 512, False, 0)
 
@@ -287,3 +287,55 @@ def test_a_plan_is_left_as_it_was(make_plan):
     before = dataclasses.asdict(plan.engines[0])
     command_of(plan)
     assert dataclasses.asdict(plan.engines[0]) == before
+
+
+JUDGE = ServedModelPlan("judge", "/models/judge", (1,), None, dtype="bfloat16", context_length=512)
+
+
+def with_judge(plan, **judge):
+    """The plan with its second engine for a frozen model."""
+    policy, second = plan.engines
+    frozen = dataclasses.replace(second, model="judge", context_length=512, **judge)
+    return dataclasses.replace(plan, engines=(policy, frozen), deployment=DeploymentPlan(models=(JUDGE,)))
+
+
+def judge_command(plan, folder):
+    return options(server_command(plan.engines[1], plan, str(folder), 30001, 30002))
+
+
+def test_a_frozen_model_is_served_with_its_own_type_context_and_no_version(make_plan, tmp_path):
+    plan = with_judge(make_plan(2))
+    policy, judge = options(command_of(plan)), judge_command(plan, tmp_path)
+    assert (policy["dtype"], policy["context-length"], policy["weight-version"]) == ("float32", "256", "0")
+    assert (judge["dtype"], judge["context-length"]) == ("bfloat16", "512")
+    assert "weight-version" not in judge
+    assert "context-length" not in judge_command(
+        dataclasses.replace(plan, engines=(plan.engines[0], dataclasses.replace(plan.engines[1], context_length=None))),
+        tmp_path,
+    )
+    assert server_env(plan.engines[1], plan, {})["SGLANG_MAMBA_CONV_DTYPE"] == "bfloat16"
+    assert "SGLANG_MAMBA_CONV_DTYPE" not in server_env(plan.engines[0], plan, {})
+
+
+def test_a_frozen_model_is_of_its_own_family(make_plan, tmp_path):
+    spec = dataclasses.replace(TINY, family="glm_moe_dsa")
+    assert "json-model-override-args" not in judge_command(with_judge(make_plan(2, spec=spec)), tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "glm_moe_dsa"}')
+    assert "json-model-override-args" in judge_command(with_judge(make_plan(2)), tmp_path)
+
+
+def test_only_a_frozen_model_that_makes_room_keeps_its_weights_on_the_host(make_plan, tmp_path):
+    plan = with_judge(make_plan(2, device="cuda", offload=True))
+    assert "enable-memory-saver" in options(command_of(plan))
+    assert "enable-weights-cpu-backup" not in options(command_of(plan))
+    assert {"enable-memory-saver", "enable-weights-cpu-backup"} <= judge_command(plan, tmp_path).keys()
+    apart = with_judge(make_plan(2, device="cuda", offload=True), offload=False)
+    assert not {"enable-memory-saver", "enable-weights-cpu-backup"} & judge_command(apart, tmp_path).keys()
+    on_cpu = judge_command(with_judge(make_plan(2, offload=True)), tmp_path)
+    assert "enable-memory-saver" not in on_cpu
+    assert "enable-weights-cpu-backup" in on_cpu
+
+
+def test_a_frozen_model_needs_no_gpu_of_the_trainer(make_plan):
+    plan = with_judge(make_plan(2, device="cuda", backend="cuda_ipc", gpus_per_node=1))
+    assert visible_gpus(plan.engines[1], plan) == ["0"]  # of the second node, where no trainer rank is

@@ -14,12 +14,14 @@ ALL = ("kv_cache", "weights", "cuda_graph")
 MANY = 1 << 20
 
 
-def updater() -> SimpleNamespace:
+def updater(backup: bool = False) -> SimpleNamespace:
     model = nn.Linear(1024, 1024)
     model.register_buffer("table", torch.ones(MANY))
     model.derived = model.weight.detach() * 2
     pool = SimpleNamespace(k_buffer=[torch.ones(MANY)], v_buffer=[torch.ones(MANY)])
-    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model, token_to_kv_pool=pool)))
+    args = SimpleNamespace(enable_weights_cpu_backup=backup)
+    runner = SimpleNamespace(model=model, token_to_kv_pool=pool, server_args=args)
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
 
 
 def tell(act, it, *tags) -> str:
@@ -48,3 +50,18 @@ def test_what_is_released_is_gone_and_comes_back_without_its_values():
     assert all(cache.eq(0).all() for cache in caches)
     assert runner.model.weight.eq(7).all()
     assert [t.data_ptr() for t in weights + caches] == addresses
+
+
+def test_weights_that_nobody_sends_again_come_back_as_they_were():
+    it = updater(backup=True)
+    model = it.tp_worker.model_runner.model
+    weights = [model.weight.detach(), model.bias.detach(), model.derived]
+    before = [weight.clone() for weight in weights]
+    for _ in range(2):
+        tell(memory_cpu._release, it, *ALL)
+        assert model.weight.eq(0).any()
+        for weight in weights:
+            weight.fill_(float("nan"))  # whoever had the memory meanwhile
+        tell(memory_cpu._resume, it, "weights")
+        assert all(weight.equal(kept) for weight, kept in zip(weights, before, strict=True))
+        tell(memory_cpu._resume, it, "kv_cache", "cuda_graph")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -17,6 +18,29 @@ JUDGE = "rollout.models={judge: {path: Qwen/Qwen3-8B}}"
 WITH_JUDGE = f"{GROUPS}=[{{type: regular, gpus: 2}}, {{type: regular, gpus: 2, model: judge}}]"
 SIX = ["placement.trainer.gpus=6", "placement.rollout.gpus=6"]
 NODE_7 = "http://node7:30000"
+GRADED = "reward.function=rlrun.agents.judges:graded"
+WITH_JUDGE_ON_CPU = WITH_JUDGE.replace("gpus: 2", "gpus: 1")
+ON_CPU = [
+    QUICK,
+    "placement.mode=disaggregated",
+    "placement.gpus_per_node=3",
+    "placement.rollout.gpus=2",
+    "weight_sync.transport=distributed",
+]
+
+
+def small_judge(folder: Path) -> None:
+    _write_judge(folder, {"model_type": "llama", "max_position_embeddings": 4096})
+
+
+def sparse_judge(folder: Path) -> None:
+    _write_judge(folder, {"model_type": "glm_moe_dsa", "max_position_embeddings": 4096, "index_topk": 128})
+
+
+def _write_judge(folder: Path, config: dict) -> None:
+    (folder / "judge").mkdir(exist_ok=True)
+    (folder / "judge" / "config.json").write_text(json.dumps(config))
+
 
 CASES = [
     Case("server-groups-total", [PD, "placement.rollout.gpus=3"], ["placement.rollout.gpus=4"]),
@@ -52,6 +76,28 @@ CASES = [
     Case("unknown-served-model", [PD, WITH_JUDGE], [f"{GROUPS}.1.model=policy"]),
     Case("reserved-model-name", [BIG, "rollout.models={policy: {path: Qwen/Qwen3-8B}}"]),
     Case("served-model-without-engines", [BIG, JUDGE]),
+    Case("served-model-unused", [PD, WITH_JUDGE, JUDGE], ["reward.function=rlrun.agents.judges:graded"]),
+    Case(
+        "served-context",
+        [PD, WITH_JUDGE, "rollout.models={judge: {path: ./judge, context_length: 8192}}", GRADED],
+        ["rollout.models.judge.context_length=4096"],
+        prepare=small_judge,
+    ),
+    Case(
+        "served-context",
+        [*ON_CPU, WITH_JUDGE_ON_CPU, "rollout.models={judge: {path: ./judge, context_length: null}}", GRADED],
+        ["rollout.models.judge.context_length=128"],
+        prepare=sparse_judge,
+    ),
+    Case(
+        "external-family",
+        [
+            "+experiment=glm4_7_flash_ppo",
+            "placement.mode=disaggregated",
+            "weight_sync.transport=distributed",
+            f"{EXTERNAL}=[{{url: '{NODE_7}'}}]",
+        ],
+    ),
     Case(
         "served-model-not-found",
         [PD, WITH_JUDGE, "rollout.models={judge: {path: Qwen/Qwen3-8B/}}"],
